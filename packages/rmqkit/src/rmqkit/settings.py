@@ -63,7 +63,7 @@ class Setting:
         help: one sentence for users.
         low: smallest allowed value, inclusive.
         high: largest allowed value, inclusive.
-        hot: True if the value may be changed while the process runs.
+        hot: True if the value can be changed while the process runs.
         secret: True if the value is never shown.
         only: the only accepted value, if all other values request something that is not implemented. ``help`` contains
             the reason.
@@ -151,7 +151,7 @@ def load(
     """Fill one settings object per type from a parsed properties file.
 
     Args:
-        types: the settings types that share the file. A key may belong to several types.
+        types: the settings types that share the file. A key can belong to several types.
         properties: key → text, as from `parse_properties`, or key → `Given`.
         source: the name of the file for errors, for properties without a source.
         without_effect: keys to accept silently. `Loaded.without_effect` lists the keys that were found.

@@ -2,24 +2,24 @@
 
 With ``archive=PATH`` (or an address, `rmqkit.store.archive.places`) a master writes every full file of its log as a
 segment below ``PATH/brokerName``, when the file is on the disk and dispatched. Retention then deletes a log file only
-after its segment was written, read back and compared, even if the disk is full. If the place cannot be reached, the
+after its segment was written, read back and compared, even if the disk is full. If the archive cannot be reached, the
 disk fills and puts are refused, but nothing is lost. Segments are written one after the other, in a separate process
 (`rmqkit.store.archive.seal`). A slave writes no segments, and deletes no file that its master has not archived.
 
 `READS_AT_ONCE` threads read the segments for pulls from before the log and for queries of deleted messages. The loop
-never waits for the threads. At most `READS_OF_SEGMENT` threads read one segment, and as many answer queries. So an
-object that loads slowly delays only its own readers. The number of waiting reads is limited, too: `READS_MAX` in all,
-`READS_OF_CONNECTION` for a connection, `WAITING_OF_SEGMENT` for a segment. A request above these limits gets an answer
-that makes the client retry. A read holds memory only until the loop has handled its result.
+never waits for the threads. At most `READS_OF_SEGMENT` threads read one segment, and the same number of threads answer
+queries. So an object that loads slowly delays only its own readers. The number of waiting reads is limited, too:
+`READS_MAX` in all, `READS_OF_CONNECTION` for a connection, `WAITING_OF_SEGMENT` for a segment. A request above these
+limits gets an answer that makes the client retry. A read holds memory only until the loop has handled its result.
 
 For clients a queue begins at the first archived message. Handlers use the archive as
 `rmqkit.broker.older.OlderMessages`: a read returns the missing messages, and is repeated after they were fetched. After
-a start, and while the place cannot be read, the broker does not know the archived messages. Clients that request
+a start, and while the archive cannot be read, the broker does not know the archived messages. Clients that request
 messages from before the log then have to retry: if they moved to the start of the log, they would miss all archived
 messages.
 
-Segments may be deleted while the broker runs. `rmqkit.store.archive.archive` describes the reads in this case. A master
-lists the place again every `LIST_SECONDS`, and a slave lists it every `ROUND_SECONDS`.
+Segments can be deleted while the broker runs. `rmqkit.store.archive.archive` describes the reads in this case. A master
+lists the segments again every `LIST_SECONDS`, and a slave lists them every `ROUND_SECONDS`.
 """
 
 from __future__ import annotations

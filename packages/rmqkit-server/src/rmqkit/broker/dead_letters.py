@@ -1,7 +1,7 @@
 """Dead letters: the place for stored messages that can never be stored again in their real topic.
 
 A broker stores some messages again: delayed and timed messages when they are due, and popped messages without an ack.
-The store may refuse the copy for good, because the queues of its topic became batch queues, or because a checksum
+The store may refuse the copy permanently, because the queues of its topic became batch queues, or because a checksum
 leaves no room for its properties. A retry would hold up later messages. Without a dead letter a message would be lost
 although its send has succeeded.
 

@@ -289,7 +289,7 @@ class Broker:
         await exporter.serve(metrics.gather, metrics.common(), self._counts.lag_ms, self._clock)
 
     async def _bind_grpc(self, dispatch: Router) -> RemotingServer | None:
-        """Bind the port for 5.x SDKs. Other clients may use this port, too. Return None if the port is off.
+        """Bind the port for 5.x SDKs. Other clients can use this port, too. Return None if the port is off.
         Raises ExtraMissing: a package for gRPC is missing. Raises ListenFailed: the port is in use."""
         settings = self._settings
         if settings.grpc_port < 0:

@@ -150,7 +150,7 @@ class NameServer:
     # -- inside
 
     def _is_ready(self) -> bool:
-        """Return True if routes may be answered: after a start, brokers need time to register."""
+        """Return True if routes can be answered: after a start, brokers need time to register."""
         if not self._settings.need_wait_for_service:
             return True
         return self._clock.monotonic_ms() - self._started_ms >= self._settings.wait_for_service_seconds * 1000

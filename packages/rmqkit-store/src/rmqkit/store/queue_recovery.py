@@ -19,13 +19,13 @@ Starting at its first file, the entries of a broken queue are compared with thei
 entries after the first wrong one are dropped. One scan of the log enters the missing entries of all broken queues. If
 the log no longer has the messages, the queue continues with its next number, because a number is never assigned twice.
 
-After a crash the newest entries are always rebuilt (`recovery`). A queue is rebuilt from the whole log in two cases.
-Either the first of the newest entries is not contiguous with the older entries. Or the queue ends before the number
-that was noted while the broker ran: its directory or one of its files is lost (`mend_after_crash`).
+After a crash the newest entries are always rebuilt (`recovery`). A queue is rebuilt from the whole log in two cases: if
+the first of the newest entries is not contiguous with the older entries, and if the queue ends before the number that
+was noted while the broker ran. In the second case, its directory or one of its files is lost (`mend_after_crash`).
 
-Not handled here: a wrong entry in the middle of an older file (`reader` skips it, `verify` finds it). After a crash,
-also not handled: lost files of a queue that were created since its number was noted, if the queue has no record in the
-part of the log that recovery scans (`verify` finds them).
+Not handled here: a wrong entry in the middle of an older file (`reader` skips it, `verify` finds it). One more case is
+not handled after a crash: a queue lost files that were created after its number was noted, and it has no record in the
+part of the log that recovery scans (`verify` finds such queues).
 Source: store.md §4, §12.2.
 """
 

@@ -24,7 +24,7 @@ Invariants: only dispatched records are deleted. If a crash interrupts a cycle, 
 the remaining files. A file with readers is deleted like any other file, and its mapping stays valid (`mapped_file`).
 Cost: a few reads per queue, and only if the start of the log moved. The owner only removes names. A thread
 (``store-delete``) closes the last descriptors and mappings of large files, which frees their blocks: the kernel takes
-long for this. Owner thread only.
+long for this. Use this module only in the owner thread of the store.
 
 Not handled here: unused topics, the timer log. Source: store.md §4.4, §4.5, §7.4, §15.
 """

@@ -240,7 +240,7 @@ class LocalCluster(Asserts):
         return self._thread.run(work)
 
     def look(self, work: Callable[[], T]) -> T:
-        """Call a function on the event loop of the servers, where you may use their objects."""
+        """Call a function on the event loop of the servers, where you can use their objects."""
 
         async def on_loop() -> T:
             return work()

@@ -110,7 +110,7 @@ TIMED = (
 """The names of properties that request a delivery time, and of the marks of timers."""
 
 SETTABLE_NAMES = frozenset((CHECK_IMMUNITY_SECONDS, TRACE_CONTEXT, REDIRECT, SHARDING_KEY))
-"""Reserved names that applications may set, as with Java's ``putUserProperty``."""
+"""Reserved names that applications can set, as with Java's ``putUserProperty``."""
 
 
 def encode_properties(properties: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:

@@ -294,7 +294,7 @@ class Authentication:
             return None
         if signed is None:
             return "check signature failed: fullSignatureRequired=true, and the request has none of these."
-        # Check the freshness last. Only a valid signature may use a number; otherwise an attacker could use the numbers
+        # Check the freshness last. Only a valid signature can use a number; otherwise an attacker could use the numbers
         # of other users.
         fault = self._freshness.fault(name, signed, self._clock.now_ms())
         return None if fault is None else f"check signature failed: {fault}."

@@ -1,7 +1,7 @@
 """The table from request codes to handlers (``processRequestCommand`` and its processor table).
 
 `Router` holds the handlers of a port. `answers` marks a method as the handler of a code. `AdminAddresses` are the
-addresses from which a server may be changed, by default only its own machine (``adminAllowedAddresses``). Apache's
+addresses from which a server can be changed, by default only its own machine (``adminAllowedAddresses``). Apache's
 servers accept administrative requests from all addresses.
 
 A handler of frequent requests is a plain function. It returns the reply, or None if it replies later with

@@ -2,9 +2,9 @@
 
 `Tasks` starts, names, cancels and awaits its tasks. `keep_doing` and `repeat` run periodic work.
 
-No request may block the loop for long. If work grows with the size of a request, it checks `Slice.is_over` between
-steps and returns control to the loop when the slice is over. A slice is measured in CPU time of the loop's thread, so
-that a slice contains the same amount of work on a busy machine. Use this module only on the event loop.
+A request must not block the loop for long. Work that grows with the size of a request checks `Slice.is_over` between
+its steps, and returns control to the loop when the slice is over. A slice is measured in CPU time of the loop's thread,
+so that a slice contains the same amount of work on a busy machine. Use this module only on the event loop.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Authorization:
         return None
 
     def may_publish(self, user: str | None, topic: str, addresses: Sequence[str]) -> bool:
-        """Return True if a user may see the messages that producers send to a topic."""
+        """Return True if a user has the right to see the messages that producers send to a topic."""
         if self._is_free(user):
             return True
         if user is None or user not in self._access.users:

@@ -1,14 +1,13 @@
 """Users and their policies (``LocalAuthenticationMetadataProvider``, ``LocalAuthorizationMetadataProvider``).
 
-They are stored in ``config/access.json``. Only the owner may read the file, because it contains the users' secrets. The
-reference stores both in RocksDB databases, and the format of this file is rmqkit's own. A change is on the disk before
-the answer.
+Users and policies are stored in ``config/access.json``. Only the owner of the file can read it, because it contains the
+users' secrets. The reference stores both in RocksDB databases, and the format of this file is rmqkit's own. A change is
+on the disk before the answer.
 
 Codes 3001 to 3010 read and change users and policies (``AdminBrokerProcessor``; `mqadmin createUser`, ``createAcl`` and
-the like). Only clients that may change the server may change them. Only these clients may read users, because the
-answer contains the users' secrets.
-`rmqkit.broker.access.policies` checks requests. Use this module only on the event loop. Source: behaviour.md §9.8;
-remoting.md §4.4.1, §6.4.14.
+the like). Only clients that have the right to change the server can change users and policies. Only these clients can
+read users, because the answer contains the users' secrets. `rmqkit.broker.access.policies` checks requests. Use this
+module only on the event loop. Source: behaviour.md §9.8; remoting.md §4.4.1, §6.4.14.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class AccessTable:
 
     def create_user(self, name: str, user: UserInfo, asker: str = "") -> None:
         """Create a user, by default with ``Normal`` and ``enable``. Refused: no secret, or the user exists.
-        In all methods ``asker`` is the user that signed the request: only super users may change super users."""
+        In all methods ``asker`` is the user that signed the request: only super users can change super users."""
         self._refuse_super(user.user_type, asker, "create", ResponseCode.SYSTEM_ERROR)
         self._refuse(not user.password, "password can not be blank")
         self._refuse(name in self.users, "The user is existed")
@@ -104,7 +103,7 @@ class AccessTable:
         former = self.users.get(name)
         self._refuse(former is None, "The user is not exist")
         assert former is not None, "the user exists"
-        # Check the old type, too: a normal user may neither create nor change a super user.
+        # Check the old type, too: a normal user can neither create nor change a super user.
         self._refuse_super(former.user_type, asker, "update")
         changed = UserInfo(
             username=name,

@@ -3,7 +3,8 @@
 A message with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is stored in queue 0 of the timer topic. REAL_TOPIC
 and REAL_QID contain its topic and queue, and TIMER_OUT_MS contains its time. The timer reads this queue and puts each
 message on the wheel (`rmqkit.broker.delay.wheel`). When a second is over, the messages of its slot are stored in their
-real topics, in the order of their arrival (`rmqkit.broker.delay.dequeue`). `TimerState` holds both positions.
+real topics, in the order of their arrival (`rmqkit.broker.delay.dequeue`). `TimerState` holds the positions of these
+two steps.
 
 ==============================  ===================================================================================
 broker                          its timer

@@ -61,7 +61,7 @@ class ClientHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.HEART_BEAT)
     def heartbeat(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None]:
-        """Register a client's groups. Silently skip a group that may not be created.
+        """Register a client's groups. Silently skip a group that is not allowed to be created.
         If a retry topic was created, the answer waits until the name servers know it: the client may request its route
         next."""
         data = decode_body(command, HeartbeatData)

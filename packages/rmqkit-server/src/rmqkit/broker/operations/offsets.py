@@ -209,7 +209,7 @@ class ResetHandlers(Handlers[OperationsContext]):
         header = decode_header_leniently(command, CloneGroupOffsetRequest)
         group = self._context.clients.consumers(header.src_group)
         online = group.subscriptions if group is not None and not header.offline else None
-        # Without a topic, copy all topics. (5.4.0 copies nothing: it looks for a topic with an empty name.)
+        # Without a topic, copy all topics. (5.4.0 copies nothing: it searches for a topic with an empty name.)
         for topic in [header.topic] if header.topic else self._context.offsets.topics(header.src_group):
             if self._context.topics.get(topic) is not None and (not online or topic in online):
                 self._context.offsets.clone(topic, source=header.src_group, target=header.dest_group)

@@ -156,7 +156,7 @@ class CheckPointStore:
     def add(
         self, topic: str, group: str, queue_id: int, offsets: list[int], *, pop_time: int, invisible_ms: int, queue: int
     ) -> PutResult:
-        """Make and store a check point of popped messages, which may be sent afterwards. The arguments are those of
+        """Make and store a check point of popped messages, which can be sent afterwards. The arguments are those of
         `new`."""
         one = self.new(topic, group, queue_id, offsets, pop_time=pop_time, invisible_ms=invisible_ms, queue=queue)
         return self.store([one], {})[0][0]

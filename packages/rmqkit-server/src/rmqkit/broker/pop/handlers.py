@@ -15,9 +15,9 @@ CHANGE_MESSAGE_INVISIBLETIME     stores a new check point, then an ack of the ol
 
 A handle identifies a popped message. An answer waits until its records are in the log (SYNC_FLUSH: on the disk,
 SYNC_MASTER: at the slaves). An ack of a message that is not pending any more stores no record. Its answer still waits
-until the earlier records of the log are safe. Messages that were popped in order have no check point: their acks move
-the group's offset. Records in an answer are slices of the log. Only records of retry topics are rewritten, with their
-original topic and their handle (POP_CK).
+until the earlier records of the log are durable. Messages that were popped in order have no check point: their acks
+move the group's offset. Records in an answer are slices of the log. Only records of retry topics are rewritten, with
+their original topic and their handle (POP_CK).
 Source: behaviour.md §4.6, §4.8, §4.10, §4.11, §4.14; remoting.md §4.6.1.
 """
 

@@ -24,7 +24,7 @@ _QUEUE_LEVEL = "QUEUE"
 
 
 class OrderInfo(Struct, kw_only=True, omit_defaults=True):
-    """The last pop of one queue; times in ms.
+    """The last pop of one queue. Times are in ms.
 
     Attributes:
         offsets: the offset of the first message, then the difference between each other offset and the first.

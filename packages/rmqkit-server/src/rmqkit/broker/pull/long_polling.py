@@ -93,7 +93,7 @@ class LongPolling:
 
     @property
     def is_full(self) -> bool:
-        """Return True if no further pull may wait."""
+        """Return True if no further pull can wait."""
         return self._count >= HELD_MAX
 
     @property

@@ -1,7 +1,8 @@
 """The copies of a master's log at its slaves, and the offset that answers wait for (*confirm offset*).
 
-A slave reports an offset when its log is safe up to this offset. So a report means a copy of all data before the
-offset. The protocol does not identify the slave of a link. These rules decide which links from one address count:
+A slave reports an offset when it has stored the log up to this offset (with SYNC_FLUSH: on the disk). A report
+therefore confirms a copy of all data before the offset. The protocol does not identify the slave of a link. These rules
+decide which links from one address count:
 
 =================================  ====================================================================================
 link                               counts as a copy
@@ -147,7 +148,7 @@ class SlaveCopies:
         return list(chain.from_iterable(counting.values()))
 
     def count_at(self, address: IpAddress | None) -> int:
-        """Return the number of links from an address that may count as copies."""
+        """Return the number of links from an address that can count as copies."""
         if address is None:
             return 0
         return max(self._members.count_at(address), int(self._settings.ha_addresses.name(address)))

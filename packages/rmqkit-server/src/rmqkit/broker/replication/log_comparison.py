@@ -10,7 +10,7 @@ the master has                              action
 ==========================================  ===========================================================
 the same record                             the slave follows the master
 another record, or no record although its   the slave finds the point of divergence, logs it once, and
-log continues after the offset              stops for good (`HaSlave.is_diverged`)
+log continues after the offset              stops permanently (`HaSlave.is_diverged`)
 no record: its log is equal, but shorter    the slave is ahead: it logs this once, compares again with
                                             every try, and serves no messages meanwhile
 no record: its log begins later             this is logged once. The slave's store has to be removed

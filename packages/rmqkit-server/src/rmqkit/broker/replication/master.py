@@ -18,7 +18,7 @@ needs data that retention has deleted    sends only heartbeats, like the referen
 =======================================  ==========================================================================
 
 The work is per frame, never per record (`link`). Data that the broker stores in one loop tick is sent together.
-A report means that the slave has a safe copy of the data (`copies`).
+A report confirms that the slave has stored the data (`copies`).
 
 The protocol does not identify slaves. A link from an address that is neither listed nor the address of a member is
 closed without a read (`members`). `copies` decides which links from one address count. When a slave connects, the other
@@ -271,7 +271,7 @@ class HaMaster:
         return {link.ip for link in self.links}
 
     def is_any_left_out(self) -> bool:
-        """Return True if an address has more links than may count as copies."""
+        """Return True if an address has more links than can count as copies."""
         return any(self._count_from(ip) > self.copies.count_at(ip) for ip in self._linked() if ip is not None)
 
     def _count_from(self, address: IpAddress) -> int:

@@ -1,4 +1,4 @@
-"""The group members, which decide which slaves may follow a master's log and which copies count.
+"""The members of a group. They decide which slaves are allowed to follow the master's log, and which copies count.
 
 Answers that wait for copies count a copy if its slave is a member, or if `HaAddresses` contains the address itself (or
 ``any``). The number of copies that count for an address is at most the number of members with the address. Without name

@@ -90,8 +90,8 @@ class ClientTable:
     ``filters``: the table in which the subscriptions of every group are registered, until the group is removed.
 
     Attributes:
-        may_be_asked: returns True if a producer may see messages of a topic. Any client can join any group, so
-            membership alone is no permission.
+        may_be_asked: returns True if a producer has the right to see messages of a topic. Any client can join any
+            group, so membership alone is no permission.
     """
 
     def __init__(self, settings: BrokerSettings, clock: Clock, filters: FilterTable) -> None:

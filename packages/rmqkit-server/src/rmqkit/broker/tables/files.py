@@ -117,7 +117,7 @@ class LazyTable(ABC):
         """Return a copy of the table to write, and mark the table as written."""
 
     def write(self, snapshot: Any) -> None:
-        """Write a snapshot. Any thread may call this, but only one at a time.
+        """Write a snapshot. Any thread can call this, but only one at a time.
         Raises StoreUnavailable: the file could not be written. The table is dirty again."""
         try:
             self._file.save(snapshot)

@@ -94,7 +94,7 @@ class OpMessages:
 
     @property
     def is_full(self) -> bool:
-        """Return True if no further transaction may be decided, because op messages cannot be stored now."""
+        """Return True if no further transaction can be decided, because op messages cannot be stored now."""
         return sum(map(len, self._collected.values())) >= COLLECTED_MAX
 
     def add(self, queue_id: int, queue_offset: int) -> None:

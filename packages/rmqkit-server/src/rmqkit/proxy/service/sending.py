@@ -100,7 +100,8 @@ class _Stored(Struct, rename={"queue_offset": "queueOffset"}):
 
 @dataclass(slots=True)
 class _Half:
-    """A half message. ``users``: its sender and the users who received check-backs, who may end the transaction.
+    """A half message. ``users``: the users who have the right to end the transaction: its sender, and the users who
+    received check-backs.
     ``ended``: the resolution, or None. ``since_ms``: monotonic time when the half message was stored here."""
 
     broker: str

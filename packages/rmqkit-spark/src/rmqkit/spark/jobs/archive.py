@@ -84,7 +84,7 @@ class Archived(Struct):
         records, rows, files, bytes: the numbers that the run added. Rows are messages, bytes are bytes of the files.
         lost: number of damaged places and records without a row, if damage is skipped.
         missing_bytes: bytes of the log that were deleted before they were archived.
-        deletable: log files that may be deleted, if the caller requested the deletion.
+        deletable: log files that can be deleted, if the caller requested the deletion.
         deleted: "yes" if the log files were deleted, otherwise the reason why they were not.
         segments: the parts of each log file that the run read.
     """

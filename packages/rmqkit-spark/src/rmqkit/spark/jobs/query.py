@@ -7,7 +7,7 @@ offset message id        the record at its physical offset
 key, or unique id        the records that the index has for it in the topic; without topic or index everything
 topic                    the records that the topic's consume queues point at; without consume queues everything
 times                    only the log files that may have messages of these times
-SQL                      the columns that the statement uses; of ``messages`` only what its WHERE allows
+SQL                      the columns that the statement uses; only the messages that its WHERE selects
 =======================  =======================================================================================
 
 The topics and times in the manifests of an archive (`rmqkit.spark.jobs.archive`, in any format) select the files to

@@ -1,8 +1,8 @@
 """The archive of a commit log: the list of its segments, and reads of the messages that the log has deleted.
 
 `Archive.refresh` lists the existing segments. After a refresh, the number ranges of all queues are known without
-further requests. Calls block until the place answers. Any thread may call them; a broker uses separate threads for
-them. Memory is bounded:
+further requests. Every call blocks until the storage of the segments (`Place`) answers. Any thread can call the
+methods. A broker uses separate threads for these calls. Memory is bounded:
 
 =================  ====================================================================================================
 fetched bytes      cached for later reads, `CACHE_BYTES` in total; the most recently read ones stay

@@ -40,7 +40,7 @@ _SAFETY_MS = 3000
 
 
 class Checkpoint:
-    """The six numbers and their file. Any thread may call `save`, `reach` and `step_back`."""
+    """The six numbers and their file. Any thread can call `save`, `reach` and `step_back`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -4,7 +4,7 @@
 found                                                  result
 =====================================================  =====================================================
 a slot lacks units of its second that are in the log   `Damage.WHEEL`: the wheel is rebuilt from the log
-a unit is missing, its chain or the place of its      `Damage.LOG`: both are rebuilt from the timer topic
+a unit is missing, its chain or the place of its       `Damage.LOG`: both are rebuilt from the timer topic
 record is impossible, or a slot refers to a unit of
 another second
 =====================================================  =====================================================

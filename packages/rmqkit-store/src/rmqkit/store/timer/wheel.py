@@ -12,7 +12,8 @@ The file ``timerwheel`` holds 7 days × 86 400 × 2 slots of 32 bytes, for every
 The slot of a time is number ``(time / precision) % slots``. The slot belongs to this time only if its time field is
 equal. A delivery does not empty a slot: the next time with the same number replaces the slot, 14 days later. Only slots
 that changed since the last write are held in memory. Other slots are read on demand: a million messages need no more
-memory than one. Owner thread, except for `TimerWheel.write`. Source: store.md §18.4.
+memory than one. Use this module only in the owner thread of the store, except for `TimerWheel.write`. Source: store.md
+§18.4.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class TimerWheel:
         self._changed = {}
 
     def write(self) -> None:
-        """Write the snapshot and sync the file. Any thread may call this, but no `take` may run meanwhile.
+        """Write the snapshot and sync the file. Any thread can call this, but no `take` can run meanwhile.
         Raises OSError: the write failed; the next call writes the whole snapshot again."""
         if not self._taken:
             return

@@ -6,7 +6,7 @@ the port. A value that cannot be read is reported as unknown.
 
 A check is a function of a `Target`. The checks in `CHECKS` are for every machine, those in `OF_PRODUCTION` for machines
 that serve other machines, and those in `OF_EACH_SHARD` for the ports and the store of one broker. On a development
-machine, any broker of rmqkit may use the ports.
+machine, any broker of rmqkit can use the ports.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ metricsPromExporterPort                                    + i; 0 stays 0
 storePathRootDir, storePathCommitLog, readOnlyCommitLog…   ``…/shard-i``
 =========================================================  ====================================================
 
-The number of shards of a store may grow (new shards begin empty), but not shrink, because messages never move.
+The number of shards of a store can grow (new shards begin empty), but cannot shrink, because messages never move.
 
 The parent has neither a port nor a store. It restarts a shard that ends, after a pause. The pause doubles from 0.1 to
 10 s, and is 0.1 s again after a minute of running. The log lines of a shard go into the parent's log, with the shard's

@@ -36,7 +36,7 @@ class Review(Struct):
     """A change that a user has to confirm. ``Ask.review`` and ``forms.change`` set some of the fields.
 
     Attributes:
-        user, env: the user who requested the change and may confirm it, and the cluster.
+        user, env: the user who requested the change and can confirm it, and the cluster.
         right: the right that the user needs for the confirmation.
         action, target: the values for the audit.
         rows: the names and values to show.

@@ -5,7 +5,7 @@ role           permission
 =============  ==============================================================================
 viewer         reads only: the console sends no requests that change something
 operator       also sends messages, and pushes messages to consumers
-admin          may do everything
+admin          can do everything
 =============  ==============================================================================
 
 A *cluster's user* logs in with the access key and the secret of an ACL 2.0 user. Two signed requests verify them: a

@@ -48,7 +48,7 @@ _Sent = tuple[int, Connection | None]
 
 
 class OffsetStore(ABC):
-    """The offsets of one group in the queues that this client owns. Each offset is that of the next message to
+    """The offsets of one group in the queues that this client owns. Each offset belongs to the next message to
     consume."""
 
     def __init__(self) -> None:

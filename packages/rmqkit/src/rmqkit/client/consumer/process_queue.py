@@ -1,6 +1,6 @@
 """The process queue: the messages of a queue that are pulled and not yet consumed (``ProcessQueue``).
 
-The offset of a queue may advance to the lowest message in the process queue, but not beyond it: unconsumed messages are
+The offset of a queue can advance to the lowest message in the process queue, but not beyond it: unconsumed messages are
 delivered again to the next owner of the queue. Therefore a message that is not consumed holds the offset back, and
 after ``span_max`` offsets it also stops the pulls.
 

@@ -124,7 +124,7 @@ class PopProcessQueue(ProcessQueue):
 
     @property
     def has_room(self) -> bool:
-        """Return True if more messages may be popped. In ordered consumption, all popped messages must be consumed
+        """Return True if more messages can be popped. In ordered consumption, all popped messages must be consumed
         first."""
         return not self._messages if self.session.is_ordered else super().has_room
 

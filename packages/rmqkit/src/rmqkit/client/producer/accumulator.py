@@ -192,7 +192,7 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
         self._tasks = Tasks()
 
     def accepts(self, message: Message) -> bool:
-        """Return True if a message may wait for others."""
+        """Return True if a message can wait for others."""
         return not (
             self._bytes >= self.settings.batch.total_bytes
             or message.goes_alone
