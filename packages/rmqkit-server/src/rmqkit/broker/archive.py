@@ -117,8 +117,8 @@ class LogArchive:
 
     @property
     def kept_from(self) -> int:
-        """The physical offset from which on retention has to keep the log. Earlier data is archived and contains no
-        delayed, timed and half messages that still wait, because these are read only from the log."""
+        """The physical offset from which retention must keep the log. Earlier data is archived and contains no delayed,
+        timed and half messages that still wait, because these are read only from the log."""
         return min([self.archived_to, *(offset for need in self.needs if (offset := need()) is not None)])
 
     @property
@@ -129,7 +129,7 @@ class LogArchive:
 
     async def round(self) -> None:
         """List the segments, and write segments of full files. Retention keeps a file until its segment is written.
-        Raises StoreError, OSError: the place cannot be reached, or belongs to another log. The next round retries."""
+        Raises StoreError, OSError: the archive cannot be reached, or belongs to another log. The next call retries."""
         async with self._round:
             self._unreadable = ""
             await self._work()
@@ -241,8 +241,8 @@ class LogArchive:
         return self.min_offset(topic, queue_id)
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if a message that is not in the log, or a later message, is or may be archived. The result is
-        also True for an offset before the first archived message: `get` then returns the offset of this message."""
+        """Return True if the archive has, or may have, a message that is not in the log, or a later message. The result
+        is also True for an offset before the first archived message: `get` then returns the offset of this message."""
         if queue_offset >= self._store.max_offset(topic, queue_id):
             return False  # archived messages with this offset belong to a deleted topic of the same name
         return not self._is_known or self._archive.has(topic, queue_id, queue_offset)
@@ -361,7 +361,8 @@ class LogArchive:
                     del self._reads[connection]
 
     def _log_unreadable(self, error: OSError) -> None:
-        """Log the reason why the place cannot be read, once per round, because many consumers may request reads."""
+        """Log the reason why the archive cannot be read, once per call of `round`, because many consumers may request
+        reads."""
         if str(error) != self._unreadable:
             self._unreadable = str(error)
             _log.error("archive %s cannot be read, consumers of archived messages wait: %s", self._archive.place, error)

@@ -112,7 +112,7 @@ class BrokerContext:
 
     @property
     def older(self) -> OlderMessages | None:
-        """The place that still has messages which were deleted from the log, or None."""
+        """The storage that still has the messages that were deleted from the log, or None."""
         return self.archive
 
     def min_offset(self, topic: str, queue_id: int) -> int:

@@ -246,7 +246,7 @@ class Broker:
 
     @staticmethod
     def _free_disk(store: MessageStore) -> None:
-        """Run a retention round before the first message if a disk is too full."""
+        """Run a retention cycle before the first message if a disk is too full."""
         try:
             if store.retention.lacks_space():
                 store.retention_round()

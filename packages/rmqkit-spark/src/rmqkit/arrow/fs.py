@@ -273,7 +273,7 @@ class StoreFile:
 
 
 def map_file(path: str) -> Buffer:
-    """Map all bytes of a file. Raises StoreError: as `StoreFile`."""
+    """Map all bytes of a file. Raises StoreError: see `StoreFile`."""
     file = StoreFile(path)
     file.fetch(0, file.size)
     return file.buffer
@@ -292,7 +292,7 @@ def map_range(path: str, low: int, high: int) -> Buffer:
 
 def map_records(path: str, positions: Sequence[int]) -> Buffer:
     """Map a file and fetch the records at some ascending positions. The other bytes of the buffer must not be used.
-    Raises StoreError: as `StoreFile`."""
+    Raises StoreError: see `StoreFile`."""
     file = StoreFile(path)
     if isinstance(path, RemotePath):
         inside = [position for position in positions if 0 <= position <= file.size - RECORD_BYTES_MIN]
@@ -362,7 +362,7 @@ def data_end(path: str, size: int) -> int:
     """Return the end of the written data in a file. After it the file is a hole and reads as zeros.
 
     A preallocated segment is a sparse file. The file system reports the hole, which saves reading up to a gigabyte of
-    zeros. An object store has no holes: the end is ``size``. Raises StoreError: as `StoreFile`."""
+    zeros. An object store has no holes: the end is ``size``. Raises StoreError: see `StoreFile`."""
     if isinstance(path, RemotePath):
         return size
     end = 0

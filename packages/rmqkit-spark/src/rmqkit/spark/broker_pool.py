@@ -159,7 +159,7 @@ class BrokerPool:
     ) -> dict[MessageQueue, Bounds]:
         """Return the bounds of the wanted queues. Wait until queues that were read before reach the offsets in
         ``begun`` again, while their broker is away or has not settled. Deleted topics and queues are left out.
-        Raises NoRoute, RemotingError, PeerRefused: as `queues` and `bounds`."""
+        Raises NoRoute, RemotingError, PeerRefused: see `queues` and `bounds`."""
 
         is_said = False
 
@@ -226,7 +226,7 @@ class BrokerPool:
 
     def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark]:
         """Read the mark of the message before each offset. Queues without this message are left out.
-        Raises RemotingError, PeerRefused: as `bounds`."""
+        Raises RemotingError, PeerRefused: see `bounds`."""
 
         async def one(queue: MessageQueue, offset: int) -> Mark | None:
             try:
@@ -297,7 +297,7 @@ class BrokerPool:
     def bodies(self, part: Range) -> Iterator[bytes]:
         """Yield the stored records of a range of a queue, some MiB at a time; inner batches may exceed the range.
         Raises DataLost: ``failOnDataLoss`` is set, and records are missing.
-        Raises RemotingError, PeerRefused: as `bounds`."""
+        Raises RemotingError, PeerRefused: see `bounds`."""
         pieces = self._bodies(part)
         # One step of the generator per call: nothing is pulled ahead while the caller decodes, so a task holds only
         # one chunk.

@@ -220,7 +220,7 @@ class Retention:
 
     def run(self, dispatched_offset: int) -> RetentionRound:
         """Run one cycle: measure, decide, delete.
-        ``dispatched_offset``: end of the records that may be deleted. They are dispatched and, with an archive,
+        ``dispatched_offset``: end of the records that can be deleted. They are dispatched and, with an archive,
         archived.
         Raises OSError: a disk cannot be measured, or a file cannot be deleted; the next cycle continues."""
         now_ms = self._clock.now_ms()

@@ -136,7 +136,7 @@ class LocalBroker:
         self.turn(self.dials)
 
     def close(self) -> None:
-        """Stop the broker for good and release its ports."""
+        """Stop the broker permanently and release its ports."""
         self.stop()
         self._ports.close()
 

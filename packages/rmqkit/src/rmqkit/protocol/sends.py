@@ -161,8 +161,8 @@ class PlainSends:
         return [(*key, sizes) for key, sizes in kinds.items()]
 
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
-        """Put the timed messages into the timer's queue instead of their own. ``outs``: the delivery time of each timed
-        message.
+        """Put the timed messages into the timer's queue instead of their own queues. ``outs``: the delivery time of
+        each timed message.
         Raises ValueError: the broker's name contains a blank, which separates the parts of a handle."""
         left = iter(outs)
         for sent in self.sent:

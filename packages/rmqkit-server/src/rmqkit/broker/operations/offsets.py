@@ -118,8 +118,8 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     @by_global_number
     def search(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """Return the offset of the first message at or after a time. With the lower boundary, the message may be
-        deleted from the log if another place has it."""
+        """Return the offset of the first message at or after a time. With the lower boundary, this can also be a
+        message that was deleted from the log and that another place has."""
         header = decode_header(command, SearchOffsetRequest)
         # 4.9 clients send no boundary, which means the lower boundary.
         upper = (header.boundary_type or "").upper() == "UPPER"
@@ -278,7 +278,8 @@ class ResetHandlers(Handlers[OperationsContext]):
         return reply(command, body=fastjson.dumps(body))
 
     async def _offset_at(self, connection: Connection, header: ResetOffsetRequest, queue_id: int, is_end: bool) -> int:
-        """Return the target offset of a queue. The message at the offset may be deleted if another place has it.
+        """Return the target offset of a queue. The message at this offset can be deleted from the log if another place
+        has it.
         Raises PeerRefused, StoreError, OSError: the other place cannot be searched now."""
         store, older, topic = self._context.store, self._context.older, header.topic
         if is_end:

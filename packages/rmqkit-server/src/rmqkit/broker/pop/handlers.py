@@ -191,7 +191,8 @@ class PopHandlers(PopHandlerBase):
         return self._place_refusal(connection, header, what)
 
     def _place_refusal(self, connection: Connection, header: PollingInfoRequest, what: str) -> Refusal | None:
-        """Return the reason why topic or group do not allow a request, or None. Both may change while it waits."""
+        """Return the reason why topic or group do not allow a request, or None. Both can change while the request
+        waits."""
         return self._topic_refusal(connection, header, what) or self._group_refusal(header.consumer_group)
 
     def _topic_refusal(self, connection: Connection, header: PollingInfoRequest, what: str) -> Refusal | None:
@@ -490,7 +491,7 @@ class PopAckHandlers(PopHandlerBase):
         return ResponseCode.SUCCESS, ""
 
     def _take_batch(self, ack: BatchAck, pending: dict[AckKey, list[int]]) -> None:
-        """Store acks of messages that were popped in order immediately. Add other acks to ``pending``."""
+        """If messages were popped in order, store their acks immediately. Add all other acks to ``pending``."""
         topic = ack.topic
         if ack.retry != NORMAL_TOPIC:
             topic = pop_retry_topic(ack.group, topic, "+" if ack.retry == RETRY_TOPIC_V2 else "_")
@@ -573,7 +574,7 @@ class PopAckHandlers(PopHandlerBase):
     def _answer_stored(
         self, puts: Iterable[PutResult | None], waiting: Waiting, success: Command | None = None
     ) -> None:
-        """Answer requests when all their records are safe, or immediately with an error if a record was refused."""
+        """Answer requests when all their records are durable, or immediately with an error if a record was refused."""
         end_offset, refusal = 0, None
         for put in puts:
             if put is None:  # nothing was stored: the ack is in the log already, or acks are delayed

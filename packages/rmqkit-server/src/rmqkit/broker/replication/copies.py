@@ -91,7 +91,8 @@ class SlaveCopies:
         return 1 + sum(self._is_in_sync(link) for link in self.counting())
 
     def confirmed_offset(self) -> int:
-        """Return the physical offset up to which all required copies exist. Answers of a SYNC_MASTER wait for it."""
+        """Return the physical offset up to which all required copies exist. Answers of a SYNC_MASTER wait for this
+        offset."""
         needed = self.needed_copies()
         if self._settings.all_in_sync_replicas:
             needed = max(needed, self.in_sync_count())

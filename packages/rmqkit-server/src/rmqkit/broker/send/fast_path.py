@@ -85,7 +85,7 @@ class FastPath:
 
     def handle(self, connection: Connection, units: Sequence[Frame | Sends]) -> Iterable[Frame]:
         """Store and answer the plain sends of one read. Yield every other request in its original order. The caller
-        must handle a yielded request before it asks for the next one."""
+        must handle a yielded request before it continues the iteration."""
         if len(units) == 1 and not isinstance(first := units[0], Frame):
             return () if self._store_all(connection, first) else self._each(connection, first)
         return self._handle(connection, units)

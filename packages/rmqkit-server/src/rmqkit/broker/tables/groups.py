@@ -109,7 +109,7 @@ class GroupTable:
         return {group: one for group, one in self._appeared.items() if one.since_ms <= monotonic_ms}
 
     def keep(self, group: str) -> None:
-        """Record that a group that was created automatically is used. It is never dropped."""
+        """Record that an automatically created group is used. Such a group is never dropped."""
         self._appeared.pop(group, None)
 
     def remove_unused(self, group: str) -> Appeared | None:

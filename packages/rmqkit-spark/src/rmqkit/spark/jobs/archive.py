@@ -250,7 +250,7 @@ def _written(
     spark: SparkSession, splits: Sequence[Split], plan: ArchivePlan, run: Run, done: Archived, files: dict[str, Segment]
 ) -> Run:
     """Write and verify the files of a run. Return its manifest.
-    Raises StoreError: as `archive`; the written files are removed."""
+    Raises StoreError: see `archive`; the written files are removed."""
     try:
         made = run_tasks(spark, partial(archive_split, plan), splits)
         run.files = [file for one in made for file in one.files]

@@ -198,7 +198,7 @@ def check_split(plan: Checked, split: Split) -> list[tuple[LogRange, Seen]]:
 
 def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, str, int], QueueEnd]]:
     """Check some files (stage 2). Return the findings and the ends of their queues.
-    Raises StoreError: as `check_split`."""
+    Raises StoreError: see `check_split`."""
     assert plan.sizes is not None, "stage 2 runs only with the sizes of files"
     with disk_errors(plan.root):
         log = LogView(files.log)

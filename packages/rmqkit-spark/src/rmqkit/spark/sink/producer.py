@@ -120,7 +120,7 @@ class SinkProducer:
 
     def stage(self, rows: Iterable[PlacedMessage], batch: Batch, staged: list[Half]) -> None:
         """Store rows as half messages. Add the stored half messages to ``staged``, even if the call fails.
-        Raises MessageIllegal, NoRoute, PeerRefused, SendFailed: as `send`."""
+        Raises MessageIllegal, NoRoute, PeerRefused, SendFailed: see `send`."""
         self._portal.run(lambda: self._stage_all(list(rows), batch, staged))
 
     def end(self, halves: Sequence[Half], batch: Batch, state: TransactionState, until_ms: float) -> Ended:

@@ -175,7 +175,7 @@ def store_splits(options: StoreOptions) -> list[Split]:
 
 def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> list[Part]:
     """Return the parts of the store to read for the messages that meet some conditions.
-    Raises StoreError: as `store_splits`. Raises SettingsError: a key is set without a topic."""
+    Raises StoreError: see `store_splits`. Raises SettingsError: a key is set without a topic."""
     try:
         return plan_parts(
             options.path,

@@ -252,7 +252,7 @@ class Archive:
     def _change(self, gone: list[_Known], found: list[Found]) -> int:
         """Drop segments, and add the found segments that belong to the log. Return the number of added segments.
 
-        Raises as `refresh`.
+        Raises the errors of `refresh`.
         """
         if self._owner is not None:
             self._owner.settle(found, str(self.place))
@@ -348,8 +348,7 @@ class Archive:
         """Compare the newest segments with the log.
 
         Args:
-            first_record: returns the first record of the log file that begins at an
-                first_record: returns the first record of the log file that begins at an offset, or None if the file is
+            first_record: returns the first record of the log file that begins at an offset, or None if the file is
                     gone.
 
         Raises:

@@ -130,7 +130,8 @@ def place_of(setting: str, below: str) -> Place:
 
 
 def place_at(address: str) -> Place:
-    """Return the place of a complete path or address, including the folder of a broker. Raises as `place_of`."""
+    """Return the place of a complete path or address, including the folder of a broker. Raises the errors of
+    `place_of`."""
     if _ADDRESS.match(address):
         head, mark, options = address.partition("?")
         above, _, below = head.rstrip("/").rpartition("/")

@@ -144,7 +144,6 @@ def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool, lo
         log: the content of the file.
         start: physical offset of its first byte, which is its name.
         with_tags: whether TAGS is a key, too (``indexTags``).
-        with_tags: whether TAGS is a key (``indexTags``), too.
         log_id: the identity of the log.
 
     Raises:
@@ -293,12 +292,12 @@ class SegmentFile:
             raise StoreError(f"{self.name} is damaged at {position}: {error}") from None
 
     def blocks(self) -> list[Block]:
-        """Return all blocks, in the order of the queues. Raises as `section`."""
+        """Return all blocks, in the order of the queues. Raises the errors of `section`."""
         return [Block(*row) for row in BLOCK.iter_unpack(self.section(self.directory.blocks))]
 
     def contents(self, blocks: list[Block]) -> list[bytes]:
         """Return the content of consecutive blocks with one read. Stop at the first damaged block.
-        Raises as `section`, if the first block is damaged."""
+        Raises the errors of `section`, if the first block is damaged."""
         begin = blocks[0].position
         # Use one read: an object store charges more for a request than for the bytes.
         stored = self._read_at(begin, sum(block.stored_bytes for block in blocks))
@@ -325,7 +324,8 @@ class SegmentFile:
         return PlaceOf(block, position) if found == physical_offset else None
 
     def offsets_of(self, key_hash: int) -> Iterator[int]:
-        """Yield the physical offsets of records that have a key with this hash, in log order. Raises as `section`."""
+        """Yield the physical offsets of records that have a key with this hash, in log order. Raises the errors of
+        `section`."""
         parts = self.directory.keys
         # Rows with this hash may begin at the end of an earlier part.
         at = max(0, bisect_right(parts, key_hash - 1, key=lambda part: part[0]) - 1)
@@ -361,7 +361,7 @@ def _first_row(rows: bytes, layout: struct.Struct, value: int) -> int:
 def parts_of(segment: SegmentFile) -> Iterator[tuple[int, bytes]]:
     """Yield all records and other bytes of a segment with their physical offsets, block by block.
 
-    Raises as `section`.
+    Raises the errors of `section`.
     """
     of_blocks: dict[int, list[tuple[int, int]]] = {}
     for _, part in segment.directory.places:

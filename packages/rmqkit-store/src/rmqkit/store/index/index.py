@@ -422,7 +422,7 @@ class MessageIndex:
         return self._words >= _WAITING_WORDS or self._bytes >= _WAITING_BYTES
 
     def put_all(self, records: Sequence[HasKeys]) -> None:
-        """Accept the keys of several records, and hold them until they are entered. Raises OSError: as `put`."""
+        """Accept the keys of several records, and hold them until they are entered. Raises OSError: see `put`."""
         assert not records or records[0].physical_offset <= records[-1].physical_offset, "records come in log order"
         if records and self._misses(records[0].physical_offset):
             return
@@ -437,7 +437,7 @@ class MessageIndex:
             self._enter_or_fall_behind()
 
     def put_rows(self, rows: KeyRows) -> None:
-        """Accept the keys of records that the compiled core hashed. Raises OSError: as `put`."""
+        """Accept the keys of records that the compiled core hashed. Raises OSError: see `put`."""
         if self._misses(rows.physical_offset):
             return
         if self._is_behind or rows.physical_offset <= self._taken:

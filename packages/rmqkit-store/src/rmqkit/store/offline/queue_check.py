@@ -566,7 +566,8 @@ def index_bytes(root: Path, settings: StoreSettings, *, is_set: bool) -> int:
 
 
 def _number_in(record: Record, topic: str, queue_id: int) -> int | None:
-    """Return the number of a record in its own queue or in a light queue, or None if the record is in another queue."""
+    """Return the queue offset of a record in a queue, or None if the queue does not contain the record. The queue is
+    the queue of the record's topic, or a light queue."""
     if (record.topic, record.queue_id) == (topic, queue_id):
         return record.queue_offset
     return light_queues(record).get(topic) if queue_id == 0 else None

@@ -151,9 +151,9 @@ class TimerLog:
         self.queue.truncate(position)
 
     def drop_before(self, physical_offset: int, written_ms: int) -> None:
-        """Delete the oldest files with messages that are no longer in the commit log and were put on the wheel before a
-        time. The time must be so early that none of these messages still waits. Raises OSError: a file cannot be
-        deleted."""
+        """Delete the oldest files, as long as all their messages are deleted from the commit log, and were put on the
+        wheel before a time. The time must be so early that none of these messages still waits. Raises OSError: a file
+        cannot be deleted."""
         last = self.queue.file_bytes // UNIT_BYTES * UNIT_BYTES
 
         def is_gone(start: int) -> bool:

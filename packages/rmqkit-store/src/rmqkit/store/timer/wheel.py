@@ -70,7 +70,7 @@ class TimerWheel:
         return True
 
     def load(self, *, is_read_only: bool = False) -> bool:
-        """Open the file. Return True if the file exists. Raises StoreMismatch: as `check`."""
+        """Open the file. Return True if the file exists. Raises StoreMismatch: see `check`."""
         if self.check():
             self._fd = os.open(self.path, (os.O_RDONLY if is_read_only else os.O_RDWR) | os.O_CLOEXEC)
         return self._fd >= 0
@@ -122,7 +122,7 @@ class TimerWheel:
         self._changed = {}
 
     def write(self) -> None:
-        """Write the snapshot and sync the file. Any thread can call this, but no `take` can run meanwhile.
+        """Write the snapshot and sync the file. Any thread can call this, but nobody must call `take` meanwhile.
         Raises OSError: the write failed; the next call writes the whole snapshot again."""
         if not self._taken:
             return

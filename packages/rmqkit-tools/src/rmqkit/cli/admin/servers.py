@@ -313,7 +313,7 @@ async def round_trip(
 
 
 async def round_trips(admin: Admin, topics: Sequence[str], amount: int, size: int, pause_s: float) -> View:
-    """Send test messages to the queues of topics in turn. Return rows and, for display, a summary."""
+    """Send test messages to one queue after the other of some topics. Return rows and, for display, a summary."""
     import asyncio
 
     from rmqkit.client.runtime.routes import PublishQueues, publish_queues

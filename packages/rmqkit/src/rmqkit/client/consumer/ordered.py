@@ -140,8 +140,8 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         return True
 
     async def _are_given_up(self, process_queue: ProcessQueue, error: DeadLetters) -> bool:
-        """Send messages that no handler can process to the dead letters. The rest of their batch is handled afterwards.
-        Return True if all were sent."""
+        """Send to the dead letters the messages that no handler can process. The rest of their batch is handled
+        afterwards. Return True if all were sent."""
         log_failure(error.messages, error)
         for message in error.messages:
             if not await self._is_dead_lettered(message, self.reason_of(error, message)):

@@ -296,7 +296,7 @@ class PullConsumer(Consumer):
         ``offset``, or the polled position. ``offset`` belongs to the next message to consume, and can be less than the
         saved offset.
 
-        A broker refuses the offset of an unknown group. The first pull of a group makes it known."""
+        A broker refuses the offset of an unknown group. A group is known after its first pull."""
         if queue is not None and offset is not None:
             positions = {queue: offset}
         else:

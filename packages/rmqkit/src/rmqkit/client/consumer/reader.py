@@ -265,8 +265,8 @@ class TopicReader:
         return []
 
     def _earliest(self) -> list[ReceivedMessage]:
-        """Remove from the lane with the oldest message its messages that are not newer than those of all other lanes,
-        and return them.
+        """Find the lane with the oldest message. Remove the messages of this lane that are not newer than the messages
+        of any other lane, and return them.
         """
         *__, lane = heapq.heappop(self._filled)
         until_ms = self._filled[0][0] if self._filled else lane.held[-1].store_timestamp
