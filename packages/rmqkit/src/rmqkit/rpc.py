@@ -87,7 +87,7 @@ class PullStatus(enum.Enum):
     """The queue does not have the offset. Continue at ``next_begin_offset``."""
 
 
-# These codes mean that the commit is stored, even if less safely than requested. It cannot be undone.
+# These codes mean that the commit is stored, even if less durably than requested. It cannot be undone.
 _COMMITTED = (ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 _PULL_STATUS: dict[int, PullStatus] = {
     ResponseCode.SUCCESS: PullStatus.FOUND,

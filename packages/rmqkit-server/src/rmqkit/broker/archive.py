@@ -102,7 +102,7 @@ class LogArchive:
         self._rounds_to_list = 0
         self._changes = 0
         self._gaps: set[tuple[int, int]] = set()
-        self._threads = ThreadPoolExecutor(READS_AT_ONCE + 1, "archive")  # one more thread for the round
+        self._threads = ThreadPoolExecutor(READS_AT_ONCE + 1, "archive")  # one more thread for `round`
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
         self._turns_of: dict[str, _Turns] = {}
         self._reads: Counter[Connection] = Counter()

@@ -181,7 +181,7 @@ class Lifecycle:
         task = asyncio.create_task(working, name=name)
 
         async def stop() -> None:
-            # Do not cancel the task: a round that writes a table would leave its temporary file.
+            # Do not cancel the task: a call that writes a table would leave its temporary file.
             stopping.set()
             await task
 

@@ -240,7 +240,7 @@ class Broker:
         if context.archive is not None:
             self._lifecycle.on_stop(Stage.CLIENTS, context.archive.close)
             every(ROUND_SECONDS, context.archive.round, "archive", 0)
-            self._lifecycle.on_stop(Stage.ROUNDS, context.archive.stop)  # runs before the wait for its round
+            self._lifecycle.on_stop(Stage.ROUNDS, context.archive.stop)  # runs before the wait for `round`
         retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
         every(retention_seconds, context.store.retention_round, "retention", _FIRST_RETENTION_SECONDS)
 
@@ -350,7 +350,7 @@ class Broker:
         self._lifecycle.on_stop(Stage.OP_MESSAGES, context.ops.write)
         self._lifecycle.every(settings.transaction_op_interval_ms / 1000, context.ops.write, "op messages")
         self._lifecycle.every(settings.transaction_check_interval_ms / 1000, check_back.round, "transaction check")
-        self._lifecycle.on_stop(Stage.ROUNDS, check_back.stop)  # runs before the wait for its round
+        self._lifecycle.on_stop(Stage.ROUNDS, check_back.stop)  # runs before the wait for `round`
         context.schedule.start()
         if context.timer is not None:
             context.timer.start()

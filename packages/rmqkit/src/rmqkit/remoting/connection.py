@@ -58,7 +58,8 @@ _OPAQUE_MASK = 0x7FFFFFFF
 _UNSENT_MAX = 16
 # The delay of a timer above which the loop counts as blocked.
 _STANDSTILL_MS = 100.0
-# The maximum number of further looks for data before a call ends. A tick reads up to 256 KiB, so this is 16 MiB.
+# The maximum number of further checks for received data before a call ends. A tick reads up to 256 KiB, so this is 16
+# MiB.
 _LOOKS_MAX = 64
 
 

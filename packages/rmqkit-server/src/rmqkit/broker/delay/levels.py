@@ -206,7 +206,8 @@ class Schedule:
         """Write the current offsets, or the offsets of the last call if the current deliveries are not on the disk."""
         offsets, end_offset = self._offsets(), self._destination.end_offset
         # A delivered message has to be on the disk before its offset: otherwise a crash loses the message. If the
-        # current offsets are not safe yet, write the offsets of the last call now and the current ones at the next.
+        # messages before the current offsets are not on the disk yet, write the offsets of the last call now, and the
+        # current offsets in the next call.
         if self._store.durable_offset < end_offset:
             self._store.request_flush()
             (offsets, end_offset), self._taken = self._taken, (offsets, end_offset)

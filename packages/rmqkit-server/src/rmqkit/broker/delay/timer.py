@@ -209,8 +209,8 @@ class Timer:
             return encode_timer_checkpoint(newest)
         if len(unpublished) < _UNPUBLISHED_MAX:
             unpublished.append((self._store.max_physical_offset, newest))
-        # Find the newest progress that the slave's log covers. With a later progress the slave, as master, would skip
-        # messages that it does not have.
+        # Find the newest progress that the slave's log covers. With later progress, a slave that becomes master would
+        # skip messages that it does not have.
         while len(unpublished) > 1 and unpublished[1][0] <= copied:
             unpublished.popleft()
         return encode_timer_checkpoint(unpublished[0][1])

@@ -183,7 +183,8 @@ class CheckPointStore:
         pending = InFlightPop(key, queue_key, set(offsets), due_ms, queue, -1)
         assert key not in self._table, "pending pops have different keys"
         assert key not in self._unwritten, "no unwritten acks of another pop have this key"
-        # Make the record first: it raises ValueError for names that a record cannot hold, and then nothing may change.
+        # Make the record first: it raises ValueError for names that a record cannot hold, and in this case nothing must
+        # change.
         message = self._records.check_point(pending, offsets, invisible_ms)
         self._count_in(pending)
         return NewCheckPoint(pending, message, before, after)

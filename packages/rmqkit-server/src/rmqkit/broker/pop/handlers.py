@@ -445,7 +445,8 @@ class PopAckHandlers(PopHandlerBase):
         if not self._is_plain:
             return False
         try:
-            # Check all requests first: after False each is handled alone, and no request may be answered twice.
+            # Check all requests first: after False each request is handled alone, and a request must not be answered
+            # twice.
             for topic, _, queue_id, _, _, revive_queue_id, offsets, _ in pops:
                 config = self._context.topics.get(topic)
                 if config is None or queue_id >= config.read_queue_nums or revive_queue_id == ORDER_REVIVE_QUEUE:

@@ -54,7 +54,7 @@ class OrderInfo(Struct, kw_only=True, omit_defaults=True):
         """Return the time when the last hidden message is visible again; None if no message blocks the queue now."""
         hidden_until = self.pop_time + (self.invisible_time or 0)
         times = [(self.visible_at or {}).get(offset, hidden_until) for offset in self.offsets_left]
-        # Use the latest time: while a message is hidden, no later message may be delivered.
+        # Use the latest time: while a message is hidden, later messages must not be delivered.
         return max((time for time in times if time > now_ms), default=None)
 
 

@@ -219,7 +219,7 @@ class HaSlave:
                 self._mark.unlink(missing_ok=True)
                 self._is_marked = False
             self._was_compared = True
-            # The first report means a copy of all earlier data, so with SYNC_FLUSH the data has to be on the disk.
+            # The first report confirms a copy of all earlier data, so with SYNC_FLUSH the data has to be on the disk.
             await self._flushed_to(end)
             assert self._store.max_physical_offset == end, "nothing is appended before the first report"
             if self._master != master:

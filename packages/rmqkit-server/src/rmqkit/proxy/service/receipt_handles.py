@@ -140,7 +140,7 @@ class Renewals:
 
     async def release(self, client_id: str) -> None:
         """Release the messages that a client holds: the broker redelivers them after a second."""
-        # Remove the messages from the table before the first await: neither `round` nor an ack may find them any more.
+        # Remove the messages from the table before the first await: neither `round` nor an ack must find them any more.
         held = self._held.pop(client_id, {})
         self._count -= len(held)
         assert self._count >= 0, "the released messages were counted"

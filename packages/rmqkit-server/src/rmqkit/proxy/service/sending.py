@@ -84,7 +84,7 @@ _RecallResponse = message_class("RecallMessageResponse")
 _EndResponse = message_class("EndTransactionResponse")
 _TelemetryCommand = message_class("TelemetryCommand")
 
-# The message was stored, but not as safely as requested.
+# The message was stored, but not as durably as requested.
 _UNSAFE = {
     ResponseCode.FLUSH_DISK_TIMEOUT: (Code.MASTER_PERSISTENCE_TIMEOUT, "FLUSH_DISK_TIMEOUT"),
     ResponseCode.FLUSH_SLAVE_TIMEOUT: (Code.SLAVE_PERSISTENCE_TIMEOUT, "FLUSH_SLAVE_TIMEOUT"),

@@ -202,7 +202,7 @@ class SinkProducer:
                 await self.pool.runtime.calls.ask_end_transaction(address, header, self.options.settle_ms)
             except PeerRefused as error:
                 ended.refused.append((half, error))
-                # The next row of a lane must not become visible before this row, which is retried.
+                # The next row of a lane (`Half.lane`) must not become visible before this row, which is retried.
                 if half.lane >= 0:
                     ended.unsent += lane[number + 1 :]
                     return

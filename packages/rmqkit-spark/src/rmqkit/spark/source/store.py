@@ -117,7 +117,7 @@ class StoreReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of one partition as Arrow record batches; runs in a task."""
-        # Yield each batch at once: when limit() has enough rows, Spark stops the worker, and the rest is not read.
+        # Yield each batch immediately: when limit() has enough rows, Spark stops the worker, and the rest is not read.
         for part in partition.value:
             yield from read_part(part, self._plan)
 

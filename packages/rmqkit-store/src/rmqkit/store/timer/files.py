@@ -190,7 +190,7 @@ class TimerFiles:
                 linked.append(Unit(slot.last, *unit[1:]))
             position += UNIT_BYTES
         self.log.append(linked)
-        # Change the slots after the append: if the append fails, no slot may end at one of these units.
+        # Change the slots after the append: if the append fails, a slot must not end at one of these units.
         for slot in slots.values():
             wheel.put(slot)
         return len(linked)

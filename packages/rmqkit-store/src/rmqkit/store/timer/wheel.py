@@ -78,7 +78,7 @@ class TimerWheel:
     def slot(self, time_ms: int) -> Slot | None:
         """Return the slot of a time, or None if nothing is due at that time."""
         number = time_ms // self._precision_ms % SLOT_COUNT
-        # Look at newer slots first: a slot in the snapshot for `write` may have changed since the snapshot.
+        # Search newer slots first: a slot in the snapshot for `write` may have changed since the snapshot.
         packed = self._changed.get(number) or self._taken.get(number)
         if packed is None:
             if self._fd < 0:

@@ -317,7 +317,7 @@ class AssignedQueues:
 
     async def _hand_over(self, process_queue: ProcessQueue) -> None:
         assert process_queue.is_dropped, "no handler can start in a queue that is handed over"
-        # Keep this order. First, no offset can change any more. Then the offset is saved. Only then may another member
+        # Keep this order. First, no offset can change any more. Then the offset is saved. Only then can another member
         # lock the queue.
         process_queue.release()
         await self.context.offsets.save(process_queue.queue)

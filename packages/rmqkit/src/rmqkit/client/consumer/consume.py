@@ -372,7 +372,7 @@ class ConcurrentConsumeService:
             process_queue, messages = await self._ready.get()
             if process_queue.is_dropped:
                 continue  # another member gets these messages
-            # No await may come between the check and this call: giving up a queue waits for every counted handler.
+            # There must be no await between the check and this call: giving up a queue waits for every counted handler.
             process_queue.handler_starts()
             try:
                 await self._handle(process_queue, messages)

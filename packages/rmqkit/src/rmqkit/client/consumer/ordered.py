@@ -224,7 +224,7 @@ class ClientQueueLocks:
         return refused
 
     async def _unlock(self, broker_name: str, queues: list[MessageQueue]) -> None:
-        # Remove the lock here before the broker releases it: no handler may start when another member can have the
+        # Remove the lock here before the broker releases it: a handler must not start when another member can have the
         # lock.
         for queue in queues:
             self._granted_ms.pop(queue, None)

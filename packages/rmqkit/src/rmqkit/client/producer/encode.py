@@ -257,7 +257,7 @@ def _properties(message: Message, unique_key: str, own: Mapping[str, str] | None
         merged = message.wire_properties()
         if own is not None:
             merged.update(own)
-        merged[names.UNIQ_KEY] = unique_key  # set last: no property of the program may replace it
+        merged[names.UNIQ_KEY] = unique_key  # set last: a property of the program must not replace it
         encoded = encode_properties(merged)
     except ValueError as error:
         raise MessageIllegal(f"message for topic {message.topic}: {error}") from None

@@ -174,7 +174,7 @@ class TransactionProducer(Producer):
             transaction_id=sent.transaction_id,
             bname=self._runtime.routes.broker_of(sent.queue),
         )
-        # If the message is stored less safely, roll back and do not run the transaction: the half message may be lost
+        # If the message is stored less durably, roll back and do not run the transaction: the half message may be lost
         # with its broker.
         if sent.status is SendStatus.SEND_OK:
             named = replace(message, msg_id=sent.msg_id)
