@@ -1,5 +1,5 @@
-"""The clients for programs without an event loop. Names and arguments are those of the asyncio clients, but the methods
-block::
+"""The clients for programs without an event loop. The names and the arguments are the same as for the asyncio clients,
+but the methods block::
 
     from rmqkit import sync
 

@@ -282,7 +282,7 @@ class Statistics:
 
     @property
     def put_count(self) -> int:
-        """The number of records put since the start, including those of system topics."""
+        """The number of records put since the start, including records of system topics."""
         self._enter_growth()
         counter = self._counters.get((_PUTS, self._cluster))
         return 0 if counter is None else counter.sum

@@ -342,7 +342,7 @@ class Dispatcher:
 
     def submit_run(self, enter: Callable[[], list[DispatchRequest]], end: int) -> None:
         """Accept many records up to ``end`` in one call, while nothing is pending.
-        ``enter``: enters the records and returns the records to report, including those of light queues."""
+        ``enter``: enters the records and returns the records to report, including records of light queues."""
         assert not self.pending, "records are dispatched in log order"
         try:
             arrivals = enter()

@@ -107,7 +107,7 @@ class MessageStore:
             flushing or None. Under SYNC_FLUSH the owner then calls `dispatch`. On a slave the offset may be greater
             than the end of a log that was cut meanwhile: use `durable_offset` instead.
         on_committed: called from the commit thread when more of the log became readable; the owner then calls
-            `dispatch`. Only with the transient store pool.
+            `dispatch`. It is called only with the transient store pool.
         on_flushed: called from the flush thread with the duration of each flush of the log, in ms.
         is_replica: whether the store belongs to a slave: it refuses puts, and `replica` appends to it.
 
@@ -514,8 +514,8 @@ class MessageStore:
         then calls it again.
 
         Raises:
-            LogDiverged: a slave's log held bytes that are not a record, and was cut there. Raised once, see
-                `Replica.divergence`.
+            LogDiverged: a slave's log held bytes that are not a record, and was cut there. The error is raised once,
+                see `Replica.divergence`.
         """
         return self._appender.is_open and (self._dispatch() or self._dispatcher.catch_up())
 

@@ -114,8 +114,8 @@ def mend_after_crash(
     *,
     gap_max: int = 0,
 ) -> None:
-    """Rebuild queues that lack earlier messages than those that recovery dispatched again, and log the repairs. The log
-    must have been scanned and have its final end.
+    """Rebuild queues that lack messages from before the part of the log that recovery dispatched again. Log the
+    repairs. The log must have been scanned and have its final end.
 
     Args:
         dispatcher: enters records in the queues only, not in the index.
@@ -314,7 +314,7 @@ def _log_rebuilt(root: Path, broken: list[_Broken]) -> None:
 
 
 def _log_reentered(root: Path, broken: list[_Broken], counts: dict[ConsumeQueueBase, int]) -> None:
-    """Log the repairs. Omit queues that only lack messages older than the log, such as those of a slave."""
+    """Log the repairs. Omit queues that only lack messages older than the log, such as the queues of a slave."""
     made_all = lost_all = lines = 0
     for one in broken:
         queue = one.queue

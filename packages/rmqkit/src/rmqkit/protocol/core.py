@@ -343,8 +343,8 @@ def index_entries(
     table: mmap, slot_count: int, first: int, end: int, begin_timestamp: int, rows: bytes
 ) -> tuple[bytes, bytes, int] | None:
     """Return the entries of an index file, the changes for `set_slots`, and the number of slots that were empty before.
-    Return None if there are more keys than entry numbers. Requires a core.
-    The entries have the numbers from ``first`` up to but not including ``end``.
+    Return None if there are more keys than entry numbers. This function requires a core. The entries have the numbers
+    from ``first`` up to but not including ``end``.
     ``rows``: for each record its physical offset, storeTimestamp, number of keys, and the hashes of the keys; 8, 8, 4
     and 4 bytes in the machine's order."""
     entered: tuple[bytes, bytes, int] | None = _native.index_entries(

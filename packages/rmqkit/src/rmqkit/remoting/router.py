@@ -20,8 +20,8 @@ other JSON               16 KiB               Java's dialect, enums as numbers: 
 =======================  ===================  =======================================================================
 
 Longer bodies are refused. Bodies with more than `OBJECTS_MAX` objects are refused, too, because small objects take as
-much time as large objects. Some codes, such as those for static topics, have longer valid bodies in the dialect. Their
-handlers read the bodies in a thread (`decode_aside`).
+much time as large objects. Some codes, such as the codes for static topics, have longer valid bodies in the dialect.
+Their handlers read the bodies in a thread (`decode_aside`).
 
 `settings_reply` and `change_settings` let operators read and change the settings of brokers and name servers
 (``Configuration``). A request changes all its settings or none. Keys that need a restart and keys of the black list get

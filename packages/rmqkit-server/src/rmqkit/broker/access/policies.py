@@ -54,7 +54,7 @@ class Authorization:
         ``user``: the user that signed the request; None if it is unsigned or needs no signature. ``fields``: the
         extFields of the request. ``addresses``: the addresses of the peer and of its balancer. Policies have to allow
         the request from each of them."""
-        # A request without fields needs no right, like in the reference.
+        # A request without fields needs no right, as in the reference.
         if command.code in self._white_list or not fields or self._is_free(user):
             return None
         try:

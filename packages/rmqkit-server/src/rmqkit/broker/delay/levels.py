@@ -85,7 +85,7 @@ class _Level:
         waits_skew_ms: wall time minus the loop's time when the level began to wait for this entry.
         ahead: entries that were read and are not delivered yet. The first is the entry at ``offset``.
         is_busy: True while a delivery of the level is running.
-        stored: entries that were stored already although an earlier entry was refused, as the offsets after them.
+        stored: the offsets after entries that were stored already although an earlier entry was refused.
     """
 
     number: int

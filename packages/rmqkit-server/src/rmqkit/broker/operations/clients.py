@@ -109,7 +109,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         fingerprint = data.heartbeatFingerprint
         keeps_topics = bool(fingerprint) and data.withoutSub
         for consumer in data.consumerDataSet:
-            # Skip the consumer silently, like the reference. The client's other groups are registered.
+            # Like the reference, skip the consumer silently. The client's other groups are registered.
             if self._context.settings.reject_pull_consumers and consumer.consume_type == CONSUME_ACTIVELY:
                 continue
             config = self._context.groups.get(consumer.group_name)
@@ -133,7 +133,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         started_ms: float,
     ) -> Command:
         """Register the producers of a heartbeat and return the answer."""
-        # The statistics have separate times for consumers and producers. Consumers are first, like in the reference.
+        # The statistics have separate times for consumers and producers. Consumers are first, as in the reference.
         consumers_ms = self._context.clock.monotonic_ms()
         for producer in data.producerDataSet if connection.is_open else ():
             self._context.clients.register_producer(connection, member, producer.group_name)

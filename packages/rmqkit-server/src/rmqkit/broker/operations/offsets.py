@@ -67,7 +67,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     def _starts_at_0(self, topic: str, queue_id: int) -> bool:
         """Return True if a new group gets every message of a queue, even if it wants to start at the end.
 
-        This is the case if message 0 is in memory, like in the reference, or if the queue is empty. The reference
+        This is the case if message 0 is in memory, as in the reference, or if the queue is empty. The reference
         returns no offset for an empty queue. The client then requests the maximum offset and skips the messages that
         arrive before this request: 29 of 600 with the Java client 4.9.3.
         """
@@ -107,7 +107,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.GET_MIN_OFFSET)
     @by_global_number
     def min_offset(self, connection: Connection, command: Command) -> Command:
-        """Return the first offset of a queue; -1 for a batch queue that is still empty, like the reference."""
+        """Return the first offset of a queue. Like the reference, return -1 for a batch queue that is still empty."""
         header = decode_header(command, QueueRequest)
         offset = self._context.first_offset(header.topic, header.queue_id)
         is_empty = not offset and self._context.store.max_offset(header.topic, header.queue_id) == 0

@@ -156,8 +156,8 @@ class CheckPointStore:
     def add(
         self, topic: str, group: str, queue_id: int, offsets: list[int], *, pop_time: int, invisible_ms: int, queue: int
     ) -> PutResult:
-        """Make and store a check point of popped messages, which can be sent afterwards. The arguments are those of
-        `new`."""
+        """Make and store a check point of popped messages. The messages can be sent afterwards. The arguments are the
+        same as for `new`."""
         one = self.new(topic, group, queue_id, offsets, pop_time=pop_time, invisible_ms=invisible_ms, queue=queue)
         return self.store([one], {})[0][0]
 

@@ -166,7 +166,8 @@ class HaMaster:
         self.members.signed(address)
 
     def advanced(self, _arrivals: object = ()) -> None:
-        """Send new data in the next tick of the loop. Called whenever the dispatched offset has moved."""
+        """Send new data in the next tick of the loop. The broker calls this whenever the dispatched offset has
+        moved."""
         if self.links and not self._is_round_due:
             self._is_round_due = True
             self._loop.call_soon(self._round)

@@ -73,7 +73,7 @@ def tries_max(command: Command, asked: int | None, group: SubscriptionGroupConfi
 
 
 def stamps_of(settings: BrokerSettings) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the properties that every message gets, and those properties that the answer contains."""
+    """Return the properties that every message gets, and the part of these properties that the answer contains."""
     answered = {
         property_names.MSG_REGION: settings.region_id,
         property_names.TRACE_ON: "true" if settings.trace_on else "false",

@@ -68,7 +68,8 @@ class ConsumerGroup:
         return self.message_model == BROADCASTING
 
     def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
-        """Replace the subscriptions by those of a heartbeat. Return True if a topic was added or removed."""
+        """Replace the subscriptions by the subscriptions in a heartbeat. Return True if a topic was added or
+        removed."""
         changed = False
         topics: set[str] = set()
         for data in wanted:

@@ -139,11 +139,11 @@ class OffsetTable(LazyTable):
         return [key.removeprefix(start) for key in self._table if key.startswith(start)]
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        # Accept a smaller offset, like the reference: consumers that were reset by hand commit smaller offsets.
+        # Like the reference, accept a smaller offset: consumers that were reset by hand commit smaller offsets.
         self._table.setdefault(topic + _SEPARATOR + group, {})[queue_id] = offset
         self._is_dirty = True
         self._commits += 1
-        # Do not advance the version with each commit, like the reference: slaves copy the table for a new version.
+        # Like the reference, do not advance the version with each commit: slaves copy the table for a new version.
         if self._commits % _VERSION_STEP == 0:
             self._data_version.advance(self._clock.now_ms())
 

@@ -270,7 +270,7 @@ class Clients:
             raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {CLIENTS_MAX} clients are known")
 
     def _forget_one(self, passing: OrderedDict[str, Client]) -> bool:
-        """Forget the client that called least recently among those without an active call. Return False if all clients
+        """Forget a client that has no active call: the client with the oldest last call. Return False if all clients
         have active calls."""
         for client in passing.values():
             if not client.calls and client.stream is None:

@@ -94,8 +94,8 @@ def query(
 
 
 def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | None = None) -> DataFrame:
-    """Run a SELECT over the views `VIEWS` of a store or an archive; further options are those of
-    ``rocketmq-store``. Other views of the session can be joined.
+    """Run a SELECT over the views `VIEWS` of a store or an archive; further options are options of ``rocketmq-store``.
+    Other views of the session can be joined.
     Raises SettingsError: an option is not valid, or the session has a view with the name of a table.
     Raises AnalysisException: Spark cannot analyze the statement."""
     given, path = dict(options or {}), address(spark, path)

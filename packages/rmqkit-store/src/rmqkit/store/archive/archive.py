@@ -400,7 +400,7 @@ class Archive:
         tags_code: Callable[[bytes], int] | None = None,
     ) -> GetResult:
         """Read messages of a queue from an offset on, like `Reader.get` for the log. The min and max offset in the
-        result are those of the archive. The read stops at the end of the segment, so that a caller waits for one object
+        result belong to the archive. The read stops at the end of the segment, so that a caller waits for one object
         only.
 
         Args:

@@ -148,7 +148,7 @@ class MessageIndex:
         may_fall_behind: whether the index falls behind the log after a failed write. If False, a failed write raises
             OSError.
         behind_from: physical offset of the first record whose keys are neither in the files nor in memory, or None.
-        failure: the error because of which the index fell behind, or None.
+        failure: the error that made the index fall behind, or None.
     """
 
     def __init__(self, directory: Path, slot_count: int, entry_count: int, *, tags_as_keys: bool = True) -> None:

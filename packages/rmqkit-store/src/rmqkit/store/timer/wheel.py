@@ -6,7 +6,7 @@ The file ``timerwheel`` holds 7 days × 86 400 × 2 slots of 32 bytes, for every
      0     8  time of the slot in units of ``timerPrecisionMs``
      8     8  first unit, a position in the timer log
     16     8  last unit: the chain goes from here to older ones
-    24     4  units put in, less those that delete another
+    24     4  units put in, less units that delete a message
     28     4  magic, 0
 
 The slot of a time is number ``(time / precision) % slots``. The slot belongs to this time only if its time field is

@@ -542,7 +542,8 @@ async def _steps(things: Collection[T]) -> AsyncIterator[T]:
 
 
 def _silently(_: str) -> None:
-    """Ignore the error of a request that is repeated anyway. Figures without an answer are shown as unknown."""
+    """Ignore the error of a request, because the request will be repeated. Figures without an answer are shown as
+    unknown."""
 
 
 def _next_state(known: BrokerState | None, row: BrokerRow) -> BrokerState:

@@ -183,7 +183,7 @@ class GroupCoordinator:
         self._is_shared_out.set()
 
     async def leave(self, still_handled: Collection[MessageQueue] = ()) -> None:
-        """Save the offsets, release the locks except those of queues that a handler still uses, and leave the group."""
+        """Save the offsets, release the locks of all queues that no handler uses any more, and leave the group."""
         assert not self._is_open, "a member stops before it leaves"
         # Keep this order: offsets, locks, group. Then no offset changes after the next owner of a queue has read it.
         await self._context.offsets.save_all()

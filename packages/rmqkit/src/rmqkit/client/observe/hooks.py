@@ -263,8 +263,8 @@ uses this.
 
 
 def with_defaults(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
-    """Return the hooks of a client: its own hooks, and those default hooks that do not have the same class as one of
-    its own hooks."""
+    """Return the hooks of a client: its own hooks, and the default hooks. A default hook is omitted if one of the
+    client's own hooks has the same class."""
     # Compare exact classes: a hook with its own tracer replaces the hook of the instrumentor. Both hooks would create
     # two spans for each send, and the second hook would overwrite the context of the first.
     return (*hooks, *(one for one in default_hooks if not any(type(given) is type(one) for given in hooks)))

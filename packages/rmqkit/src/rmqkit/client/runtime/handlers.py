@@ -197,7 +197,7 @@ class Reply(Struct):
 
     Attributes:
         body: the decompressed body.
-        properties: the properties of the reply, including those of RocketMQ.
+        properties: the properties of the reply, including RocketMQ's own properties.
         flag: the number that the replier set.
         born_timestamp: the time when the reply was sent, in ms since the epoch, from the clock of the replier.
         born_host: the address of the replier, ``ip:port``.
