@@ -349,7 +349,7 @@ class Archive:
 
         Args:
             first_record: returns the first record of the log file that begins at an offset, or None if the file is
-                    gone.
+                gone.
 
         Raises:
             StoreError: the segments belong to another log.
