@@ -1,4 +1,5 @@
-"""Nothing to import. Pytest looks at the top of a plugin's wheel for the modules whose asserts it rewrites.
+"""An empty module for pytest, which searches the top of a plugin's wheel for modules in which to rewrite asserts.
 
-Without this one it takes folders inside of `rmqkit` for such modules, and warns that `__main__` is imported already.
+Without this module, pytest takes folders inside of `rmqkit` for such modules, and warns that `__main__` is imported
+already.
 """

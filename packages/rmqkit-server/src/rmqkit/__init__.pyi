@@ -1,2 +1,2 @@
-# Pyright and mypy take this folder for a part of the package `rmqkit` because of this file, where rmqkit is installed
-# editable: `rmqkit/__init__.py` is in the package rmqkit. No wheel has this file.
+# In an editable installation, this file makes Pyright and mypy treat this folder as a part of the package `rmqkit`. The
+# file `rmqkit/__init__.py` is only in the distribution rmqkit. No wheel has this file.

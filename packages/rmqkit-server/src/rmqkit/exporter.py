@@ -9,7 +9,8 @@ A `MeteredConnection` measures the time until answers; a server uses it in place
 exported. The time of a request begins with the read of the request (`Connection.active_ms`). If requests are answered
 in the same loop iteration, their time stops with the one write of all these answers: the connection reads no clock for
 each request. If a request is answered later, the connection stores the request and its time by opaque. Answers that are
-sent as encoded frames (`send_frame`) are counted by the code that makes these frames. Loop only.
+sent as encoded frames (`send_frame`) are counted by the code that makes these frames. Use this module only on the event
+loop.
 Source: behaviour.md §9.10.
 """
 

@@ -2,7 +2,7 @@
 
 Among the entries that match resource, action and address the most special entry decides: a whole name before a prefix,
 a longer prefix before a shorter one. Entries of ``Default`` policies decide only if no entry of ``Custom`` matches. The
-reference filters and sorts all entries for each resource. The index looks at few entries:
+reference filters and sorts all entries for each resource. The index reads only a few entries:
 
 ============  =====================================  ==============================================================
 entries       stored in                              cost of a decision
@@ -16,7 +16,7 @@ networks      their texts; each entry caches the       3 µs for each network of
 ============  =====================================  ==============================================================
 
 Brokers use the index for their own policies (`rmqkit.broker.access.policies`), and proxies for policies that they read
-from brokers (`rmqkit.proxy.remote.users`). Loop only. Source: behaviour.md §9.8.
+from brokers (`rmqkit.proxy.remote.users`). Use this module only on the event loop. Source: behaviour.md §9.8.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ SUPER = "Super"
 Actions = frozenset[str]
 
 Resource = str | tuple[str, ...]
-"""``Topic:orders``, ``Group:g`` or ``Cluster:c``. Of several resources, a permission on one resource is enough."""
+"""``Topic:orders``, ``Group:g`` or ``Cluster:c``. If a list has several resources, a permission on one of them is
+enough."""
 
 _ADDRESSES_MAX = 100
 

@@ -2,8 +2,9 @@
 ``DefaultAuthorizationContextBuilder``; the annotations were read out of 5.4.0's jar).
 
 `Operation.right` declares the right of a code. Its actions are alternatives: the user needs one of them. Its fields
-name the resources, and the user needs the right on each. A field whose name contains group holds a group, every other
-field a topic. A right without fields is about the broker's cluster. Flags at the end of a field's name:
+name the resources, and the user needs the right on each of these resources. A field whose name contains ``group`` holds
+a group. Every other field holds a topic. A right without fields is about the broker's cluster. Flags at the end of a
+field's name:
 
 ========== ===========================================================================================
 ``topic``  a missing field needs no right; a retry topic means its group

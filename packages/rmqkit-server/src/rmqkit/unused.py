@@ -1,9 +1,9 @@
 """Settings of Apache's servers that have no effect here, with the reason and Apache's default.
 
 A file that was written for Apache's server works unchanged: all its keys are known. Settings without an effect are
-shown and may be changed like others. If they differ from the default, they are logged once, with the reason. A value is
-refused if it would promise something that rmqkit does not do (``must_stay``). The tables are beside the settings that
-have an effect: `rmqkit.broker.unused_settings`, `rmqkit.proxy.server.unused_settings`.
+shown and can be changed like other settings. If they differ from the default, they are logged once, with the reason. A
+value is refused if it would promise something that rmqkit does not do (``must_stay``). The tables are beside the
+settings that have an effect: `rmqkit.broker.unused_settings`, `rmqkit.proxy.server.unused_settings`.
 """
 
 from __future__ import annotations

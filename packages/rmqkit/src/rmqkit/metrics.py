@@ -6,7 +6,7 @@ the name ends with the unit, as from OpenTelemetry's exporter: ``rocketmq_rpc_la
 has the labels of `COMMON`. Source: behaviour.md §9.10.
 
 The code that counts a value uses a key that it already has. The texts of labels are made only when the values are read.
-One thread writes a value, and any thread may read it.
+One thread writes a value, and any thread can read it.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class PullStatus(enum.Enum):
     """The queue does not have the offset. Continue at ``next_begin_offset``."""
 
 
-# These codes mean that the commit is stored, even if less safely than requested. It cannot be undone.
+# These codes mean that the commit is stored, even if less durably than requested. It cannot be undone.
 _COMMITTED = (ResponseCode.SUCCESS, ResponseCode.FLUSH_DISK_TIMEOUT, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 _PULL_STATUS: dict[int, PullStatus] = {
     ResponseCode.SUCCESS: PullStatus.FOUND,
@@ -375,7 +375,7 @@ _log = logging.getLogger(__name__)
 
 class NameServers:
     """The name servers of a cluster (``NameServerAddressManager``). A request tries one name server after the other
-    until one responds. Loop only.
+    until one responds. Use it only on the event loop.
 
     If a name server does not respond, the next request begins with the following name server.
     Source: behaviour.md §7.1; remoting.md §4.2.

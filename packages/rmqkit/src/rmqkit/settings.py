@@ -63,7 +63,7 @@ class Setting:
         help: one sentence for users.
         low: smallest allowed value, inclusive.
         high: largest allowed value, inclusive.
-        hot: True if the value may be changed while the process runs.
+        hot: True if the value can be changed while the process runs.
         secret: True if the value is never shown.
         only: the only accepted value, if all other values request something that is not implemented. ``help`` contains
             the reason.
@@ -151,7 +151,7 @@ def load(
     """Fill one settings object per type from a parsed properties file.
 
     Args:
-        types: the settings types that share the file. A key may belong to several types.
+        types: the settings types that share the file. A key can belong to several types.
         properties: key → text, as from `parse_properties`, or key → `Given`.
         source: the name of the file for errors, for properties without a source.
         without_effect: keys to accept silently. `Loaded.without_effect` lists the keys that were found.
@@ -185,7 +185,8 @@ def load(
 
 
 def to_properties(settings: msgspec.Struct) -> dict[str, str]:
-    """Return the settings as RocketMQ key → text. If a group is None, the texts of its settings are empty."""
+    """Return the text of each setting by its RocketMQ key. If a group of settings is None, the texts of its settings
+    are empty."""
     return {key: _text(value_of(settings, name)) for key, (name, _, _) in setting_table(type(settings)).items()}
 
 
@@ -213,7 +214,8 @@ _NEAREST_MAX = 16
 
 
 class Configuration:
-    """The settings of a running server, and changes of these settings (``Configuration``). Loop only.
+    """The settings of a running server, and changes of these settings (``Configuration``). Use it only on the event
+    loop.
 
     Args:
         settings: the settings objects that the parts of the server read. Several objects may have the same key.

@@ -1,5 +1,5 @@
-"""The clients for programs without an event loop. Names and arguments are those of the asyncio clients, but the methods
-block::
+"""The clients for programs without an event loop. The names and the arguments are the same as for the asyncio clients,
+but the methods block::
 
     from rmqkit import sync
 
@@ -7,8 +7,8 @@ block::
         producer.send("Orders", b"17")
 
 Each class is a thin facade for the asyncio client with the same name. The client runs on an event loop in a thread
-(`Portal`). Each method passes its arguments to the client and waits for the result. Several threads may call methods at
-the same time. If the handler of a push consumer is a plain function, it runs in its own thread and may use the facade.
+(`Portal`). Each method passes its arguments to the client and waits for the result. Several threads can call methods at
+the same time. If the handler of a push consumer is a plain function, it runs in its own thread and can use the facade.
 Coroutine functions run on the event loop and must not use the facade.
 
 After ``os.fork``, a producer also works in the child: at its first use there, it creates a new client, new connections

@@ -11,8 +11,8 @@
     async def bill(order: Order) -> Bill: ...
 
 Run the application with ``faststream run``, and test it with `TestRocketBroker`. FastStream does the rest: decoding of
-bodies, dependencies, middlewares, routers, the AsyncAPI page. Needs the extra ``faststream``. The base classes of
-brokers are internal to FastStream, so this package requires FastStream 0.7.
+bodies, dependencies, middlewares, routers, the AsyncAPI page. This package needs the extra ``faststream``. The base
+classes of brokers are internal to FastStream, so this package requires FastStream 0.7.
 
 ==============  ====================================================================================================
 `broker`        `RocketBroker`, `RocketRouter`, and their common parts: the producer, one consumer for each group

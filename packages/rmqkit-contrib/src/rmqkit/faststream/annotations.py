@@ -1,4 +1,4 @@
-"""Types of parameters that a handler may declare: ``async def bill(order: Order, message: RocketMessage)``."""
+"""Types of parameters that a handler can declare: ``async def bill(order: Order, message: RocketMessage)``."""
 
 from __future__ import annotations
 

@@ -98,8 +98,9 @@ class _Acknowledged(StreamMessage[Any]):
 
 
 class RocketMessage(_Acknowledged):
-    """A received message, for handlers with a parameter ``message: RocketMessage``.
-    ``raw_message``: the `ReceivedMessage`, or the `Reply` of a response. ``headers``: the program's properties."""
+    """A received message. A handler gets this object if it has a parameter ``message: RocketMessage``.
+    ``raw_message``: the `ReceivedMessage`; for a response to a request, the `Reply`.
+    ``headers``: the properties that the sending program set."""
 
     raw_message: ReceivedMessage | Reply
 

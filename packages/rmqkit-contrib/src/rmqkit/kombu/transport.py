@@ -13,7 +13,7 @@ acknowledge             an ack; if a worker dies before the ack, the message is 
                         has expired
 reject, requeue,        the invisible time expires immediately, so that the next worker that pops gets the message
 shutdown
-reject for good         an ack
+reject, no requeue      an ack
 purge                   pops and acks until the topic has no more messages
 ======================  =========================================================================================
 
@@ -231,7 +231,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
 
     def drain_events(self, connection: Any, timeout: float | None = None) -> None:
         """Deliver messages to the consumers.
-        Raises TimeoutError: no message arrived in ``timeout`` seconds, or no channel may receive a message now. In
+        Raises TimeoutError: no message arrived in ``timeout`` seconds, or no channel can receive a message now. In
         the second case the wait is at most 50 ms: a worker acknowledges messages, which makes room, between two calls.
         """
         while not any(channel and channel._consumers and channel.qos.can_consume() for channel in self.channels):

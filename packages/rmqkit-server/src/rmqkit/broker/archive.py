@@ -2,24 +2,24 @@
 
 With ``archive=PATH`` (or an address, `rmqkit.store.archive.places`) a master writes every full file of its log as a
 segment below ``PATH/brokerName``, when the file is on the disk and dispatched. Retention then deletes a log file only
-after its segment was written, read back and compared, even if the disk is full. If the place cannot be reached, the
+after its segment was written, read back and compared, even if the disk is full. If the archive cannot be reached, the
 disk fills and puts are refused, but nothing is lost. Segments are written one after the other, in a separate process
 (`rmqkit.store.archive.seal`). A slave writes no segments, and deletes no file that its master has not archived.
 
 `READS_AT_ONCE` threads read the segments for pulls from before the log and for queries of deleted messages. The loop
-never waits for the threads. At most `READS_OF_SEGMENT` threads read one segment, and as many answer queries. So an
-object that loads slowly delays only its own readers. The number of waiting reads is limited, too: `READS_MAX` in all,
-`READS_OF_CONNECTION` for a connection, `WAITING_OF_SEGMENT` for a segment. A request above these limits gets an answer
-that makes the client retry. A read holds memory only until the loop has handled its result.
+never waits for the threads. At most `READS_OF_SEGMENT` threads read one segment, and the same number of threads answer
+queries. So an object that loads slowly delays only its own readers. The number of waiting reads is limited, too:
+`READS_MAX` in all, `READS_OF_CONNECTION` for a connection, `WAITING_OF_SEGMENT` for a segment. A request above these
+limits gets an answer that makes the client retry. A read holds memory only until the loop has handled its result.
 
 For clients a queue begins at the first archived message. Handlers use the archive as
 `rmqkit.broker.older.OlderMessages`: a read returns the missing messages, and is repeated after they were fetched. After
-a start, and while the place cannot be read, the broker does not know the archived messages. Clients that request
+a start, and while the archive cannot be read, the broker does not know the archived messages. Clients that request
 messages from before the log then have to retry: if they moved to the start of the log, they would miss all archived
 messages.
 
-Segments may be deleted while the broker runs. `rmqkit.store.archive.archive` describes the reads in this case. A master
-lists the place again every `LIST_SECONDS`, and a slave in each round.
+Segments can be deleted while the broker runs. `rmqkit.store.archive.archive` describes the reads in this case. A master
+lists the segments again every `LIST_SECONDS`, and a slave lists them every `ROUND_SECONDS`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ from rmqkit.store.settings import StoreSettings
 __all__ = ["ROUND_SECONDS", "LogArchive"]
 
 ROUND_SECONDS = 10.0
-"""The time between two rounds. A master looks for files to archive, and a slave for segments of its master."""
+"""The time between two calls of `LogArchive.round`. In each call, a master searches for log files to archive, and a
+slave searches for segments of its master."""
 
 LIST_SECONDS = 600.0
 """The time between two listings of a master's segments. The log file of a deleted segment is archived again."""
@@ -61,7 +62,8 @@ READS_MAX = 512
 READS_OF_CONNECTION = 32
 WAITING_OF_SEGMENT = 128
 _LOOKED_UP = ""
-"""The key for the limit of searches for a key, a time or a record. Their segments are not known in advance."""
+"""The name under which searches for a key, a time or a record are limited. Before such a search, its segments are not
+known."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ class _Turns:
 
 
 class LogArchive:
-    """The archive of one broker. Loop only.
+    """The archive of one broker. Use it only on the event loop.
 
     Attributes:
         process: the process that writes a segment, or None.
@@ -100,7 +102,7 @@ class LogArchive:
         self._rounds_to_list = 0
         self._changes = 0
         self._gaps: set[tuple[int, int]] = set()
-        self._threads = ThreadPoolExecutor(READS_AT_ONCE + 1, "archive")  # one more thread for the round
+        self._threads = ThreadPoolExecutor(READS_AT_ONCE + 1, "archive")  # one more thread for `round`
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
         self._turns_of: dict[str, _Turns] = {}
         self._reads: Counter[Connection] = Counter()
@@ -115,8 +117,8 @@ class LogArchive:
 
     @property
     def kept_from(self) -> int:
-        """The physical offset from which on retention has to keep the log. Earlier data is archived and contains no
-        delayed, timed and half messages that still wait, because these are read only from the log."""
+        """The physical offset from which retention must keep the log. Earlier data is archived and contains no delayed,
+        timed and half messages that still wait, because these are read only from the log."""
         return min([self.archived_to, *(offset for need in self.needs if (offset := need()) is not None)])
 
     @property
@@ -127,7 +129,7 @@ class LogArchive:
 
     async def round(self) -> None:
         """List the segments, and write segments of full files. Retention keeps a file until its segment is written.
-        Raises StoreError, OSError: the place cannot be reached, or belongs to another log. The next round retries."""
+        Raises StoreError, OSError: the archive cannot be reached, or belongs to another log. The next call retries."""
         async with self._round:
             self._unreadable = ""
             await self._work()
@@ -138,7 +140,8 @@ class LogArchive:
             await self._seal(work)
 
     def stop(self) -> None:
-        """Stop a running round soon. A partial segment is ignored, and is written again after the next start."""
+        """Stop writing segments, and kill the process that writes one. Readers ignore the partial segment. The broker
+        writes this segment again after its next start."""
         self._is_stopping = True
         if self.process is not None:
             self.process.kill()
@@ -238,8 +241,8 @@ class LogArchive:
         return self.min_offset(topic, queue_id)
 
     def has(self, topic: str, queue_id: int, queue_offset: int) -> bool:
-        """Return True if a message that is not in the log, or a later message, is or may be archived. The result is
-        also True for an offset before the first archived message: `get` then returns the offset of this message."""
+        """Return True if the archive has, or may have, a message that is not in the log, or a later message. The result
+        is also True for an offset before the first archived message: `get` then returns the offset of this message."""
         if queue_offset >= self._store.max_offset(topic, queue_id):
             return False  # archived messages with this offset belong to a deleted topic of the same name
         return not self._is_known or self._archive.has(topic, queue_id, queue_offset)
@@ -358,7 +361,8 @@ class LogArchive:
                     del self._reads[connection]
 
     def _log_unreadable(self, error: OSError) -> None:
-        """Log the reason why the place cannot be read, once per round, because many consumers may request reads."""
+        """Log the reason why the archive cannot be read, once per call of `round`, because many consumers may request
+        reads."""
         if str(error) != self._unreadable:
             self._unreadable = str(error)
             _log.error("archive %s cannot be read, consumers of archived messages wait: %s", self._archive.place, error)

@@ -102,7 +102,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Assembly:
-    """The parts of one broker and their connections. Loop only, except the end of a flush.
+    """The parts of one broker and their connections. Use it only on the event loop. Only the end of a flush can be
+    reported from another thread.
 
     Attributes:
         address: the address for clients, as ``host:port``.
@@ -325,7 +326,7 @@ class Assembly:
             is_batch_topic=self._is_batch_topic if is_replica else topics.is_batch_topic,
             on_arrival=self._readable if counts is None else self._readable_and_sampled,
             on_durable=self._flushed if self._is_sync else None,
-            # The commit thread calls this, but only the loop may dispatch.
+            # The commit thread calls this, but only the loop can dispatch.
             on_committed=lambda: loop.call_soon_threadsafe(self.durability.dispatch),
             on_flushed=None if counts is None else counts.flush_ms.observe,
             bitmap_of=filters.bitmap_of if self.settings.filter_bitmaps else None,

@@ -8,8 +8,8 @@ that it has started. A stop runs the stages in this order, and the parts of a st
 ===============  ======================================================================================================
 stage            action
 ===============  ======================================================================================================
-`ROUNDS`         periodic work stops after its running round
-`SERVICES`       delay levels, timer and POP stop, or at a slave replication
+`ROUNDS`         periodic work stops after its current run
+`SERVICES`       delay levels, timer and POP stop at a master; replication stops at a slave
 `REGISTRATION`   the broker unregisters from the name servers
 `CLIENTS`        clients get time to leave, held requests are answered, connections to other servers close
 `PORTS`          ports and their connections close: nothing is acknowledged after this
@@ -72,7 +72,7 @@ class BrokerContext:
         address: the address for clients, as ``host:port``.
         durability: the queue of answers that wait for disk and slaves; None if no answer has to wait.
         counts: the counters for metrics; None without an exporter.
-        may_serve: returns True if messages may be read from the log; False at a slave if its log may have diverged.
+        may_serve: returns True if messages can be read from the log; False at a slave if its log may have diverged.
         archive: the archive of old log files, or None.
         ask_namesakes: sends a request to every other broker of this name. Returns the successful answers that arrive
             within a second.
@@ -112,7 +112,7 @@ class BrokerContext:
 
     @property
     def older(self) -> OlderMessages | None:
-        """The place that still has messages which were deleted from the log, or None."""
+        """The storage that still has the messages that were deleted from the log, or None."""
         return self.archive
 
     def min_offset(self, topic: str, queue_id: int) -> int:
@@ -163,7 +163,7 @@ class Stage(IntEnum):
 
 
 class Lifecycle:
-    """The functions that stop the started parts of the broker. Loop only."""
+    """The functions that stop the started parts of the broker. Use it only on the event loop."""
 
     def __init__(self) -> None:
         self._stacks = {stage: AsyncExitStack() for stage in Stage}
@@ -181,7 +181,7 @@ class Lifecycle:
         task = asyncio.create_task(working, name=name)
 
         async def stop() -> None:
-            # Do not cancel the task: a round that writes a table would leave its temporary file.
+            # Do not cancel the task: a call that writes a table would leave its temporary file.
             stopping.set()
             await task
 

@@ -6,7 +6,7 @@ counts the messages delivered to groups.
 Differences from the reference: half messages that check-back reads are not in `messages_out`. A dead letter that was a
 retried message is counted for its consumer group and topic. (The reference counts it for the producer group and the
 retry topic.) The count of half messages begins at the start of the broker.
-Loop only, except ``flush_ms``. Source: behaviour.md §9.10.
+Use this module only on the event loop, except ``flush_ms``. Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dead letters: the place for stored messages that can never be stored again in their real topic.
 
 A broker stores some messages again: delayed and timed messages when they are due, and popped messages without an ack.
-The store may refuse the copy for good, because the queues of its topic became batch queues, or because a checksum
+The store may refuse the copy permanently, because the queues of its topic became batch queues, or because a checksum
 leaves no room for its properties. A retry would hold up later messages. Without a dead letter a message would be lost
 although its send has succeeded.
 
@@ -14,7 +14,8 @@ delayed or timed, for any other topic  ``%DLQ%CID_RMQ_SYS_UNDELIVERABLE``
 =====================================  ============================================
 
 The message gets the properties ``rmqkit_reason`` and ``DLQ_ORIGIN_TOPIC`` if there is room for them. The reason is
-logged as an error. Loop only. (Apache's broker retries a delayed message without limit, and drops a timed message.)
+logged as an error. Use this module only on the event loop. (Apache's broker retries a delayed message without limit,
+and drops a timed message.)
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class DeadLetters:
         self._ensure_topic = ensure_topic
 
     def put(self, message: InnerMessage, refused: PutResult, kind: str, group: str | None = None) -> PutResult | None:
-        """Put a message that the store refused for good into the dead letters of a group. Return None if this
-        succeeded, or the refusal if the caller has to retry.
+        """Put a message into the dead letters of a group, after the store has refused the message permanently. Return
+        None if the message needs no further put: it is stored, or it is lost, which is logged. Otherwise return the
+        result of the last put: the caller must retry.
         ``kind``: the name of these messages in logs. ``group``: None for the default group of the table above.
         Raises StoreUnavailable: the topic cannot be created."""
         if group is None:

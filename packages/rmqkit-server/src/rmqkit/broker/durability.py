@@ -13,8 +13,8 @@ Both timeouts start with the put. An answer is sent when both waits are over. If
 FLUSH_SLAVE_TIMEOUT. If a flush fails, all answers for which the flush was needed are released with the error. Puts are
 in log order, so the waiting answers form one queue. Answers are released from the front of the queue: after a flush,
 after a read of slaves' reports, and by one timer.
-Loop only, except `flushed`. `CODES` has the answers after a wait, and `put_refusal` the answers after a refusal of the
-store.
+Use this module only on the event loop, except `flushed`. `CODES` has the answers after a wait, and `put_refusal` the
+answers after a refusal of the store.
 Source: store.md §13.1, §13.2, §14, §21.5; behaviour.md §3.5, §10.3.
 """
 
@@ -100,7 +100,7 @@ class Durability:
 
     @property
     def is_full(self) -> bool:
-        """Return True if no further answer may wait."""
+        """Return True if no further answer can wait."""
         return self._answers >= WAITING_MAX
 
     @property
@@ -122,7 +122,7 @@ class Durability:
             self._store.request_flush()
 
     def hold(self, end_offset: int, release: Release, *, answers: int = 1) -> None:
-        """Call ``release`` when the log is safe up to ``end_offset``, or when the wait failed or timed out.
+        """Call ``release`` when the log is durable up to ``end_offset``, or when the wait failed or timed out.
         ``answers``: the number of answers that ``release`` sends."""
         assert answers > 0, "a release sends at least one answer"
         self._waiting.append((end_offset, self._clock.monotonic_ms(), release, answers))
@@ -151,7 +151,7 @@ class Durability:
             _log.debug("a flush ended after the event loop")
 
     def dispatch(self) -> None:
-        """Dispatch messages that may be read now. Long batches are dispatched in parts, one part in each loop tick."""
+        """Dispatch messages that can be read now. Long batches are dispatched in parts, one part in each loop tick."""
         if self._store.dispatch():
             self._loop.call_soon(self.dispatch)
 
@@ -165,7 +165,7 @@ class Durability:
     def _flushed(self, durable_offset: int, error: OSError | None) -> None:
         if error is None:
             # Dispatch before the answers: a client may request its message right after the answer.
-            self.dispatch()  # a durable message may be read, and sent to slaves
+            self.dispatch()  # a durable message can be read, and sent to slaves
         self._release(durable_offset)
         if error is not None:
             reason = f"flush failed: errno {error.errno} {error.strerror}"

@@ -247,7 +247,7 @@ class _LocalPeer(LocalConnection):
 
 def _arrived(came: asyncio.Future[Command], unclaimed: Unclaimed, outcome: Command | ConnectionLost) -> None:
     """Handle the answer to a held request. The answer to a pop may arrive after the caller has given up, when the check
-    points are safe. Pass such an answer to ``unclaimed``: otherwise its messages would be hidden for their whole
+    points are durable. Pass such an answer to ``unclaimed``: otherwise its messages would be hidden for their whole
     invisible time. So the connection stays open, and only its held requests are dropped."""
     if not came.done():
         if isinstance(outcome, ConnectionLost):

@@ -1,4 +1,4 @@
-"""The value of ``haAllowedAddresses``: the addresses from which a slave may follow a master's log.
+"""The value of ``haAllowedAddresses``: the addresses from which a slave is allowed to follow a master's log.
 
 The protocol of the HA port has no handshake and no users. Only the address can be checked, and with TLS the
 certificate (`rmqkit.broker.replication.master`).
@@ -50,7 +50,7 @@ class HaAddresses:
         return self._text
 
     def include(self, address: IpAddress) -> bool:
-        """Return True if a slave may follow from an address, even if it is not a member."""
+        """Return True if a slave is allowed to follow from an address, even if it is not a member."""
         return self._allowed is not None and self._allowed.include([address])
 
     def name(self, address: IpAddress) -> bool:

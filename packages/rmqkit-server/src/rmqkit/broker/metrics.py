@@ -1,5 +1,6 @@
 """The values that Prometheus reads from a broker: its counters (`Counts`), and the sizes of its tables and its store.
-They are gathered in parts, and the loop runs other tasks in between. Loop only. Source: behaviour.md §9.10.
+The values are gathered in parts, and the loop runs other tasks in between. Use this module only on the event loop.
+Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ reader            shows                                      exists
 
 Messages that are stored together are recorded with one call. Events that only one reader counts (pulls, check points,
 flushes) are reported to that reader directly. The exporter reads the delivered messages from `Statistics`.
-Loop only. Source: behaviour.md §9.10.
+Use this module only on the event loop. Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations

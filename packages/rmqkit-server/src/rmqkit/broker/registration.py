@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class Registration:
-    """The registration of one broker. Loop only.
+    """The registration of one broker. Use it only on the event loop.
     ``name_servers``: the addresses of the name servers.
     ``address``: the address for clients.
     ``ha_address``: the address for slaves.

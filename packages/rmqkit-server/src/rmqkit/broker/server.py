@@ -240,13 +240,13 @@ class Broker:
         if context.archive is not None:
             self._lifecycle.on_stop(Stage.CLIENTS, context.archive.close)
             every(ROUND_SECONDS, context.archive.round, "archive", 0)
-            self._lifecycle.on_stop(Stage.ROUNDS, context.archive.stop)  # runs before the wait for its round
+            self._lifecycle.on_stop(Stage.ROUNDS, context.archive.stop)  # runs before the wait for `round`
         retention_seconds = self._store_settings.clean_resource_interval_ms / 1000
         every(retention_seconds, context.store.retention_round, "retention", _FIRST_RETENTION_SECONDS)
 
     @staticmethod
     def _free_disk(store: MessageStore) -> None:
-        """Run a retention round before the first message if a disk is too full."""
+        """Run a retention cycle before the first message if a disk is too full."""
         try:
             if store.retention.lacks_space():
                 store.retention_round()
@@ -289,7 +289,7 @@ class Broker:
         await exporter.serve(metrics.gather, metrics.common(), self._counts.lag_ms, self._clock)
 
     async def _bind_grpc(self, dispatch: Router) -> RemotingServer | None:
-        """Bind the port for 5.x SDKs. Other clients may use this port, too. Return None if the port is off.
+        """Bind the port for 5.x SDKs. Other clients can use this port, too. Return None if the port is off.
         Raises ExtraMissing: a package for gRPC is missing. Raises ListenFailed: the port is in use."""
         settings = self._settings
         if settings.grpc_port < 0:
@@ -350,7 +350,7 @@ class Broker:
         self._lifecycle.on_stop(Stage.OP_MESSAGES, context.ops.write)
         self._lifecycle.every(settings.transaction_op_interval_ms / 1000, context.ops.write, "op messages")
         self._lifecycle.every(settings.transaction_check_interval_ms / 1000, check_back.round, "transaction check")
-        self._lifecycle.on_stop(Stage.ROUNDS, check_back.stop)  # runs before the wait for its round
+        self._lifecycle.on_stop(Stage.ROUNDS, check_back.stop)  # runs before the wait for `round`
         context.schedule.start()
         if context.timer is not None:
             context.timer.start()

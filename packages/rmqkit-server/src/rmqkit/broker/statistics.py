@@ -22,7 +22,8 @@ A put or pull costs almost nothing: every 10 s the growth of the queues is read,
 counters. The time of a topic's sends is divided among its queues in proportion to their messages. A counter stores a
 sample only if it has changed, so an unchanged counter costs nothing. Samples are stored every 10 s for the minute,
 every 10 min for the hour, and every 1 h for the day. A span may be longer by this interval. Values include all events
-until now. (The reference shows the last sample, so its hour begins after 10 minutes.) Loop only.
+until now. (The reference shows the last sample, so its hour begins after 10 minutes.) Use this module only on the event
+loop.
 
 `PutTimes` has the durations of puts (``StoreStatsService``): the longest duration, and the distribution of the last
 whole minute. A duration is the time from the read of a message until it is in the log, in whole milliseconds as in
@@ -180,7 +181,8 @@ class Statistics:
     # ---- events
 
     def sent(self, topic: str, size: int, ms: float, count: int = 1) -> None:
-        """Note sends of one topic that were stored together. ``size``: their bytes. ``ms``: their duration."""
+        """Count sends to one topic that were stored together. ``size``: the bytes of all these sends. ``ms``: the
+        duration of each send."""
         put = self._put.get(topic)
         if put is None:
             put = self._put[topic] = [0, 0.0]
@@ -190,26 +192,27 @@ class Statistics:
         self.put_times.add(ms, count)
 
     def sent_one(self, message: InnerMessage, put: PutResult, ms: float, count: int = 1) -> None:
-        """Note the send of one request. ``count``: the number of messages of a batch."""
+        """Count the send of one request. ``count``: the number of messages if the send is a batch."""
         if put.status is not PutStatus.OK:
             self.puts_failed += 1
             return
         self.batch_sent(message.topic, message.queue_id, self._size(message, put), ms, count)
 
     def batch_sent(self, topic: str, queue_id: int, size: int, ms: float, count: int) -> None:
-        """Note the send of one request with ``count`` messages of a queue."""
+        """Count the send of one request with ``count`` messages for a queue."""
         self.sent(topic, size, ms)
         if count > 1:
             self._together[topic, queue_id] += count - 1
 
     def moved(self, message: InnerMessage, put: PutResult) -> None:
-        """Note a message that the broker stored in its real topic. It has no duration, because no client waited."""
+        """Count a message that the broker itself stored in the message's real topic. The put has no duration, because
+        no client waited."""
         if put.status is PutStatus.OK:
             self.sent(message.topic, self._size(message, put), 0.0)
             self._inner[message.topic, message.queue_id] += 1
 
     def delivered(self, message: InnerMessage, put: PutResult) -> None:
-        """Note a message with a delay level that the broker stored in its real topic."""
+        """Count a message with a delay level that the broker delivered to its real topic."""
         self.moved(message, put)
         level = delay_level(message.parsed.get(DELAY))
         for key, of in (("", "GROUP"), (f"@{level - 1}", "QUEUE")):
@@ -218,7 +221,7 @@ class Statistics:
             self.add(f"{of}_GET_SIZE", key, put.end_offset - put.physical_offset)
 
     def sent_back(self, message: InnerMessage, put: PutResult, *, topic: str, group: str, owner: str) -> None:
-        """Note a message that a group sent back. A dead letter does not count as a put of its topic."""
+        """Count a message that a consumer group sent back. A dead letter is not counted as a put."""
         self.add("SNDBCK_PUT_NUMS", f"{topic}@{group}")
         if not message.topic.startswith(names.DLQ_PREFIX):
             self.moved(message, put)
@@ -237,7 +240,7 @@ class Statistics:
         return size
 
     def given(self, topic: str, group: str, queue_id: int, count: int, size: int, ms: float) -> None:
-        """Note the messages of one pull and its duration."""
+        """Count the messages of one pull, and add its duration."""
         given = self._given.get((topic, queue_id, group))
         if given is None:
             given = self._given[topic, queue_id, group] = [0, 0, 0, 0]
@@ -249,11 +252,11 @@ class Statistics:
             self.get_ms_max = max(self.get_ms_max, ms)
 
     def popped(self, topic: str, group: str, name: str, count: int = 1) -> None:
-        """Note check points (``name`` CK) or acks (``name`` ACK)."""
+        """Count check points (``name`` CK) or acks (``name`` ACK)."""
         self._popped[topic, group, name] += count
 
     def registered(self, kind: str, ms: float, groups: int) -> None:
-        """Note the groups of one heartbeat."""
+        """Count the groups of one heartbeat."""
         if groups:
             self.add(f"{kind}_REGISTER_TIME", self._cluster, int(ms), groups)
 
@@ -279,7 +282,7 @@ class Statistics:
 
     @property
     def put_count(self) -> int:
-        """The number of records put since the start, including those of system topics."""
+        """The number of records put since the start, including records of system topics."""
         self._enter_growth()
         counter = self._counters.get((_PUTS, self._cluster))
         return 0 if counter is None else counter.sum

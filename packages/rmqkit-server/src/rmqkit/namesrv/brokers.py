@@ -26,7 +26,7 @@ unregister requests are refused. Other departures are dropped, and the next scan
 `Notices` sends NOTIFY_MIN_BROKER_ID_CHANGE, one-way, when the lowest id of a group has changed. If a broker has left,
 or if the group has one broker, all brokers of the group are notified. If a broker with a new lowest id has joined, the
 other brokers are notified. A broker that cannot be reached is skipped: brokers also query their group every second.
-Loop only. Source: behaviour.md §1.4, §1.8; remoting.md §4.4.
+Use this module only on the event loop. Source: behaviour.md §1.4, §1.8; remoting.md §4.4.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def _place(connection: object) -> str:
 
 
 class Unregistration:
-    """The removal of departed brokers from the route table, in batches; loop only.
-    At most ``capacity`` departures wait; ``on_change`` is called for each group whose lowest id has left."""
+    """The removal of departed brokers from the route table, in batches. Use it only on the event loop. At most
+    ``capacity`` departures wait; ``on_change`` is called for each group whose lowest id has left."""
 
     def __init__(self, routes: RouteTable, *, capacity: int, on_change: Callable[[MemberChange], None]) -> None:
         self._routes = routes
@@ -188,7 +188,7 @@ def receivers(change: MemberChange) -> list[str]:
 
 
 class Notices:
-    """The sender of notices; loop only."""
+    """The sender of notices. Use it only on the event loop."""
 
     def __init__(self, client: RemotingClient) -> None:
         self._client = client

@@ -23,7 +23,7 @@ on the disk. The file has Java's format::
 
     {"configTable":{"ORDER_TOPIC_CONFIG":{"T":"broker-a:4"}}}
 
-Loop only; a thread writes the file. Source: behaviour.md §1.1, §1.7.
+Use this module only on the event loop; a thread writes the file. Source: behaviour.md §1.1, §1.7.
 """
 
 from __future__ import annotations
@@ -322,7 +322,7 @@ class BrokerHandlers(TableHandlers):
         header = decode_header(command, RegisterTopicRequest)
         route = decode_body(command, TopicRoute)
         named = self._claims.addresses_of(queue.broker_name for queue in route.queue_datas)
-        # Operators may also set the queues of a live broker.
+        # Operators can also set the queues of a live broker.
         is_admin = self._settings.admin_addresses.include(connection.hops)
         if not is_admin and (refused := self._claims.speaks_for(connection, command, named)) is not None:
             return refused

@@ -23,9 +23,9 @@ A registration costs O(sent topics); wiping permissions and leaving cost O(known
 
 Pure functions adapt a route for a client. `with_acting_masters` shows the lowest id of a group without a master as id
 0, while the group's queues are not writable. Clients then read from this broker, and it does the master's special work.
-Brokers query `SYNC_BROKER_MEMBER_PREFIX` topics for the real ids. `in_zone` leaves out groups of other zones, unless
-they have no master, so that clients of all zones can read from the slaves of a dead master. Acting masters are applied
-first, so that a group with an acting master counts as a group with a master.
+Brokers query `SYNC_BROKER_MEMBER_PREFIX` topics for the real ids. `in_zone` removes the groups of other zones. It does
+not remove a group without a master, so that clients of all zones can read from the slaves of a dead master. Acting
+masters are applied first, so that a group with an acting master counts as a group with a master.
 Source: behaviour.md §1.2–§1.7; remoting.md §10.2.
 """
 
@@ -108,7 +108,8 @@ class Departure:
 @dataclass(frozen=True, slots=True)
 class MemberChange:
     """A change of the lowest id of a broker name, with the remaining or new members by id.
-    ``offline_address`` is the broker that left, or None if a broker joined; ``ha_address``: of a joined broker."""
+    ``offline_address`` is the broker that left, or None if a broker joined; ``ha_address`` is the HA address of a
+    broker that joined."""
 
     broker_name: str
     members: dict[int, str]
@@ -137,7 +138,8 @@ class _Changes:
 
 
 class RouteTable:
-    """The tables and their transitions; loop only. Callers must not change returned objects, which are shared."""
+    """The tables and their transitions. Use it only on the event loop. Callers must not change returned objects, which
+    are shared."""
 
     def __init__(self, monotonic_ms: Callable[[], float]) -> None:
         self._monotonic_ms = monotonic_ms

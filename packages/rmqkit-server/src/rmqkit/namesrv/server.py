@@ -4,7 +4,8 @@ The start reads the KV file, starts the removal of brokers, and opens the port. 
 the port with its connections, the waiting removals, and the connections for notices. Source: behaviour.md §1.1, §1.4.
 
 `NameServerMetrics` are the values for Prometheus: latencies of requests, and sizes of the tables. Apache's name server
-has no metrics; the settings here are the same as for a broker. Loop only. Source: behaviour.md §9.10.
+has no metrics; the settings here are the same as for a broker. Use this module only on the event loop.
+Source: behaviour.md §9.10.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class NameServer:
     # -- inside
 
     def _is_ready(self) -> bool:
-        """Return True if routes may be answered: after a start, brokers need time to register."""
+        """Return True if routes can be answered: after a start, brokers need time to register."""
         if not self._settings.need_wait_for_service:
             return True
         return self._clock.monotonic_ms() - self._started_ms >= self._settings.wait_for_service_seconds * 1000

@@ -1,6 +1,6 @@
 """Settings of the name server (``namesrv.conf``). Source: behaviour.md §1.1.
 
-UPDATE_NAMESRV_CONFIG may change the settings marked ``hot``; a change is stored in the file.
+UPDATE_NAMESRV_CONFIG can change the settings marked ``hot``. A change is stored in the file.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Backend(Protocol):
     """The peer for requests of the endpoint itself."""
 
     has_policies: bool
-    """True if policies limit what users may do."""
+    """True if policies limit the requests of users."""
 
     async def route(self, topic: str) -> Route | None:
         """Return the route of a topic, or None if no broker has the topic."""

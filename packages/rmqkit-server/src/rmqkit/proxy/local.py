@@ -1,7 +1,8 @@
 """A connection without a socket: a caller in the broker's process uses the same handlers as remote peers.
 
 The gRPC endpoint has a `LocalConnection` for each client. Handlers and tables use it like any other connection: answers
-are matched to callers by opaque, and requests and notices are passed to `on_request`. Loop only.
+are matched to callers by opaque, and requests and notices are passed to `on_request`. Use this module only on the event
+loop.
 """
 
 from __future__ import annotations

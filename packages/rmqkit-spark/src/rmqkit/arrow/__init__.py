@@ -140,7 +140,8 @@ def dataset(
 
 
 def scan(store: str | PathLike[str], **options: Any) -> pa.RecordBatchReader:
-    """Return the messages of a store as record batches, in the order of the log. ``options`` are those of `dataset`.
+    """Return the messages of a store as record batches, in the order of the log. ``options`` are the arguments of
+    `dataset`.
 
     The returned reader can be read once. Reading raises StoreError if a file is damaged or was deleted.
     Raises SettingsError: an option is not valid. Raises StoreError: the store does not exist or cannot be read."""

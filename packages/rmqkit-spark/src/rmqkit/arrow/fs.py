@@ -273,15 +273,16 @@ class StoreFile:
 
 
 def map_file(path: str) -> Buffer:
-    """Map all bytes of a file. Raises StoreError: as `StoreFile`."""
+    """Map all bytes of a file. Raises StoreError: see `StoreFile`."""
     file = StoreFile(path)
     file.fetch(0, file.size)
     return file.buffer
 
 
 def map_range(path: str, low: int, high: int) -> Buffer:
-    """Map a file and fetch its bytes from ``low`` up to ``high`` to their positions. The other bytes of the buffer must
-    not be used. Raises StoreError: as `StoreFile`, or the file is shorter."""
+    """Map a file into a buffer, and fetch only its bytes from ``low`` up to ``high``. These bytes have the same
+    positions in the buffer as in the file. The other bytes of the buffer must not be used.
+    Raises StoreError: the file cannot be opened (see `StoreFile`), or is shorter than ``high``."""
     file = StoreFile(path)
     if file.size < high:
         raise StoreError(f"{path} has {file.size} bytes, {high} when the query was planned: load it again")
@@ -291,7 +292,7 @@ def map_range(path: str, low: int, high: int) -> Buffer:
 
 def map_records(path: str, positions: Sequence[int]) -> Buffer:
     """Map a file and fetch the records at some ascending positions. The other bytes of the buffer must not be used.
-    Raises StoreError: as `StoreFile`."""
+    Raises StoreError: see `StoreFile`."""
     file = StoreFile(path)
     if isinstance(path, RemotePath):
         inside = [position for position in positions if 0 <= position <= file.size - RECORD_BYTES_MIN]
@@ -361,7 +362,7 @@ def data_end(path: str, size: int) -> int:
     """Return the end of the written data in a file. After it the file is a hole and reads as zeros.
 
     A preallocated segment is a sparse file. The file system reports the hole, which saves reading up to a gigabyte of
-    zeros. An object store has no holes: the end is ``size``. Raises StoreError: as `StoreFile`."""
+    zeros. An object store has no holes: the end is ``size``. Raises StoreError: see `StoreFile`."""
     if isinstance(path, RemotePath):
         return size
     end = 0

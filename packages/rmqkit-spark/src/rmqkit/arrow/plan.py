@@ -73,7 +73,7 @@ def plan_parts(
 
 
 def read_part(part: Part, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """Read the messages of a part. Raises StoreError: as `rmqkit.arrow.reader.read_split`."""
+    """Read the messages of a part. Raises StoreError: see `rmqkit.arrow.reader.read_split`."""
     if isinstance(part, Split):
         return read_split(part, plan)
     return read_queue(part, plan) if isinstance(part, QueueSplit) else read_records_at(part, plan)

@@ -262,7 +262,7 @@ def key_reads(
 
 
 def read_records_at(reads: IndexReads, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """Read the messages, in the order of the log. Raises StoreError: as `rmqkit.arrow.reader.read_split`."""
+    """Read the messages, in the order of the log. Raises StoreError: see `rmqkit.arrow.reader.read_split`."""
     segment = reads.segment
     for first in range(0, len(reads.offsets), plan.batch_rows):
         positions = [offset - segment.base_offset for offset in reads.offsets[first : first + plan.batch_rows]]
@@ -272,7 +272,7 @@ def read_records_at(reads: IndexReads, plan: ReadPlan) -> Iterator[pa.RecordBatc
 
 
 def read_queue(split: QueueSplit, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """Read the messages, in the order of the log. Raises StoreError: as `rmqkit.arrow.reader.read_split`."""
+    """Read the messages, in the order of the log. Raises StoreError: see `rmqkit.arrow.reader.read_split`."""
     offsets = np.sort(chosen_entries(split, with_codes=False)[1]["offset"].astype("i8")).tolist()
     for reads in _in_segments(offsets, split.segments):
         yield from read_records_at(reads, plan)

@@ -80,7 +80,7 @@ def read_split(split: Split, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
 
 
 def read_parts(split: Split, parts: Iterable[Records | Damage], plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    """Decode the messages of some records in the file of a split. Raises StoreError: as `read_split`."""
+    """Decode the messages of some records in the file of a split. Raises StoreError: see `read_split`."""
     for part in parts:
         if isinstance(part, Records):
             yield from _batches(split, part, plan)

@@ -2,8 +2,9 @@
 
 A split is a part of one file that begins and ends at records, so tasks are independent of each other. The plan is also
 a snapshot: the newest file is read only up to the last record that was complete when the query was planned.
-Preallocated files after the newest file are not read. The plan reads all heads of the newest file. Of each other file
-it reads one record per boundary if a consume queue points at this record (`Anchors`), otherwise all heads.
+Preallocated files after the newest file are not read. The plan reads all heads of the newest file. In every other file,
+the plan reads one record per boundary if a consume queue points at this record (`Anchors`). Otherwise the plan reads
+all heads of the file.
 
 **Anchors** distinguish records from bytes in a body that look like a record: an entry of a consume queue points at a
 record. A sender that predicts the offset of its message can write a body that contains a completely valid record. A
@@ -11,10 +12,10 @@ walk from the start of a file steps over the body, but a search from the middle 
 record contains its topic, queue and queue offset, so one read of 20 bytes finds its entry, and only a broker writes
 entries. For deleted topics, batch queues and stores without queues no entry is found, which proves nothing.
 
-Of a remote file of any size the plan fetches about twenty times `_LOOK_BYTES`. A bisection finds the zeros at the end.
-The records end where the chain of records before these zeros stops. Two rare states of the newest file are recognised
-only if the file is local. In a remote file, records after a hole of zeros are not searched for, and records after the
-end that a recovery cut off are treated as records after damage. Source: store.md §4.
+From a remote file of any size, the plan fetches about twenty times `_LOOK_BYTES`. A bisection finds the zeros at the
+end. The records end where the chain of records before these zeros stops. Two rare states of the newest file are
+recognised only if the file is local. In a remote file, records after a hole of zeros are not searched for, and records
+after the end that a recovery cut off are treated as records after damage. Source: store.md §4.
 """
 
 from __future__ import annotations
@@ -118,7 +119,8 @@ def _written_end(file: StoreFile, size: int) -> int:
 
 
 def _is_foreign(file: StoreFile, base_offset: int) -> bool:
-    """Return True if a file begins neither with a blank nor with a record. The record may still be incomplete."""
+    """Return True if a file begins neither with a blank nor with a record for this offset. A record that is still being
+    written is accepted."""
     _, magic, physical_offset, _, born_timestamp = _HEAD.unpack_from(file.buffer)
     return magic not in _MAGICS or bool(physical_offset != base_offset and born_timestamp and magic != BLANK_MAGIC)
 

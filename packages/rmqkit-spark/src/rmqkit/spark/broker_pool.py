@@ -3,7 +3,7 @@
 `BrokerPool` uses the routes and requests of the client, on the loop thread of the process
 (`rmqkit.client.runtime.process`). A process has one set of connections per name servers and user, so a reused Python
 worker connects once. A request that a broker does not answer is retried for ``brokerPatienceMs``. The answer of a
-broker is final if it is the master and has dispatched its whole log to queues.
+broker is final if the broker is the master, and has dispatched its whole log to queues.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Bounds(Struct, frozen=True):
 
 
 class Mark(Struct, frozen=True):
-    """The log offset and the store time of a message. They distinguish it from the message with the same queue offset
-    in a queue that was deleted and created again."""
+    """The log offset and the store time of a message. They distinguish the message from another message with the same
+    queue offset, after the queue was deleted and created again."""
 
     log_offset: int
     stored_ms: int
@@ -121,7 +121,7 @@ class BrokerPool:
 
     @property
     def runtime(self) -> ClientRuntime:
-        """The connections. A producer may share them. Use them only on the portal's loop."""
+        """The connections. A producer can share them. Use them only on the portal's loop."""
         return self._runtime
 
     def wait_dispatched(self, queues: Iterable[MessageQueue]) -> None:
@@ -159,7 +159,7 @@ class BrokerPool:
     ) -> dict[MessageQueue, Bounds]:
         """Return the bounds of the wanted queues. Wait until queues that were read before reach the offsets in
         ``begun`` again, while their broker is away or has not settled. Deleted topics and queues are left out.
-        Raises NoRoute, RemotingError, PeerRefused: as `queues` and `bounds`."""
+        Raises NoRoute, RemotingError, PeerRefused: see `queues` and `bounds`."""
 
         is_said = False
 
@@ -226,7 +226,7 @@ class BrokerPool:
 
     def marks(self, offsets: Offsets) -> dict[MessageQueue, Mark]:
         """Read the mark of the message before each offset. Queues without this message are left out.
-        Raises RemotingError, PeerRefused: as `bounds`."""
+        Raises RemotingError, PeerRefused: see `bounds`."""
 
         async def one(queue: MessageQueue, offset: int) -> Mark | None:
             try:
@@ -297,7 +297,7 @@ class BrokerPool:
     def bodies(self, part: Range) -> Iterator[bytes]:
         """Yield the stored records of a range of a queue, some MiB at a time; inner batches may exceed the range.
         Raises DataLost: ``failOnDataLoss`` is set, and records are missing.
-        Raises RemotingError, PeerRefused: as `bounds`."""
+        Raises RemotingError, PeerRefused: see `bounds`."""
         pieces = self._bodies(part)
         # One step of the generator per call: nothing is pulled ahead while the caller decodes, so a task holds only
         # one chunk.

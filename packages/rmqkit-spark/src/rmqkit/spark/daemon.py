@@ -1,10 +1,11 @@
 """The daemon of Python workers (``spark.python.daemon.module``): PySpark's own, with less output.
 
 ``show()`` and ``limit()`` end tasks that have sent enough rows: Spark closes the connection while the worker still
-writes. This is not an error, but PySpark's daemon prints a traceback for each. This daemon omits these tracebacks and
-prints all other output.
+writes. This is not an error, but PySpark's daemon prints a traceback for each closed connection. This daemon omits
+these tracebacks and prints all other output.
 
-At the end of a session Spark also closes the connections of idle workers, and each reports a harmless EOFError.
+At the end of a session Spark also closes the connections of idle workers, and each of these workers reports a harmless
+EOFError.
 
 This daemon starts only workers of tasks. PySpark's own daemon starts the workers that plan a read, and no setting
 changes that. In these workers `keep_quiet` is called when they import a source, or `rmqkit.spark.lookup`.

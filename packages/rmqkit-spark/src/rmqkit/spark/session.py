@@ -247,7 +247,8 @@ def _java_home(environ: os._Environ[str]) -> Iterator[None]:
 
 @contextmanager
 def _on_path(environ: os._Environ[str]) -> Iterator[None]:
-    """Add `rmqkit.spark.lookup` to ``PYTHONPATH`` for the JVM that starts in the block and its Python processes."""
+    """Add `rmqkit.spark.lookup` to ``PYTHONPATH`` during a ``with`` block. A JVM that starts in the block, and the
+    Python processes of this JVM, inherit the path."""
     before = environ.get("PYTHONPATH")
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, str(_LOOKUP)]))
     try:

@@ -1,8 +1,8 @@
 """`start_stream` starts a streaming query, and retries if the machine was too busy to start Python in time.
 
-Spark starts a Python process for each source of a stream, which must connect back within 10 s. This time is fixed in
-Spark. The import of PySpark alone takes a second of CPU time, so on a busy machine a query may fail before it has read
-anything. Its checkpoint is then unchanged, and the next start reads the same messages.
+Spark starts a Python process for each source of a stream. This process must connect back within 10 s. This time is
+fixed in Spark. The import of PySpark alone takes a second of CPU time, so on a busy machine a query may fail before it
+has read anything. Its checkpoint is then unchanged, and the next start reads the same messages.
 """
 
 from __future__ import annotations

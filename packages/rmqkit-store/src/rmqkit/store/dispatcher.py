@@ -5,15 +5,15 @@ The queues are derived from the log, and only by this module: for a record that 
 recovery reads. After an append the facts of the record are known (`DispatchRequest`), so that nothing is decoded.
 `request_of` returns the same facts for a decoded record.
 
-A record may be dispatched when it counts as stored: immediately under ASYNC_FLUSH, when it is on the disk under
-SYNC_FLUSH. Until then the record waits in order in ``pending``. If a queue entry cannot be written, the dispatcher
-stops at the record: ``failure`` holds the error, the store accepts no more messages, and the next `run` retries. An
-unexpected error is handled in the same way; otherwise every later read and put would raise it.
+A record can be dispatched when it counts as stored. Under ASYNC_FLUSH this is immediately. Under SYNC_FLUSH this is
+when the record is on the disk. Until then the record waits in order in ``pending``. If a queue entry cannot be written,
+the dispatcher stops at the record: ``failure`` holds the error, the store accepts no more messages, and the next `run`
+retries. An unexpected error is handled in the same way; otherwise every later read and put would raise it.
 
 An index failure never stops the dispatcher. While the index files cannot be written, the index falls behind
 (`MessageIndex.behind_from`). `catch_up` enters the missing keys from the log, `_MISSED_MAX` records with each dispatch
 and each retention cycle.
-Owner thread only. Source: store.md §4.2, §11.
+Use this module only in the owner thread of the store. Source: store.md §4.2, §11.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ class Dispatcher:
 
     def submit_run(self, enter: Callable[[], list[DispatchRequest]], end: int) -> None:
         """Accept many records up to ``end`` in one call, while nothing is pending.
-        ``enter``: enters the records and returns the records to report, including those of light queues."""
+        ``enter``: enters the records and returns the records to report, including records of light queues."""
         assert not self.pending, "records are dispatched in log order"
         try:
             arrivals = enter()

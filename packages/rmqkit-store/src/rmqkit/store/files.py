@@ -113,7 +113,7 @@ class JsonFile:
                 path.replace(path.with_name(path.name + ".damaged"))
 
     def save(self, value: Any) -> None:
-        """Replace the file. Return when the value is on the disk. Threads may call it concurrently; each waits for the
+        """Replace the file. Return when the value is on the disk. Threads can call it concurrently; each waits for the
         other.
         Raises StoreUnavailable: the write failed; one of the two files still has the former value."""
         content = fastjson.dumps(value, indent=_INDENT)

@@ -36,8 +36,7 @@ class PutStatus(enum.Enum):
 
 
 class InnerMessage(Struct, gc=False):
-    """A plain or special message on its way from a request to the log. Its properties are decoded and encoded at most
-    once.
+    """A message on its way from a request to the log. Its properties are decoded and encoded at most once.
 
     Attributes:
         body: the body to store; for `MessageStore.put_batch` the wire batch body.

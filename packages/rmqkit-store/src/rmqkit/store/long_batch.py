@@ -18,7 +18,7 @@ parts      make the dispatch requests, when the dispatcher reaches the part     
 No space is reserved during the steps: other puts continue, and the whole batch is stored after them. With a checksum in
 each record (``enabledAppendPropCRC``) `settle` takes about 1 µs more per message, because the checksum covers the
 place.
-Owner thread only. Source: store.md §3.7.
+Use this module only in the owner thread of the store. Source: store.md §3.7.
 """
 
 from __future__ import annotations

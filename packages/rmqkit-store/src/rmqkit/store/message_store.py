@@ -8,9 +8,9 @@ it is on the disk; see `MessageStore.dispatch`.
 A slave's store (``is_replica``) accepts no messages. It appends the bytes of its master's log and dispatches them
 afterwards; see `rmqkit.store.replica`.
 
-Owner thread only (the thread that called `open`), except ``on_durable``, which the flush thread calls.
-Not handled here: topics, delay levels and transactions of a message (the broker rewrites it before the put), and the
-connection between master and slave. Source: store.md §8, §10, §12.
+Use this module only in the owner thread of the store (the thread that called `open`), except ``on_durable``, which the
+flush thread calls. Not handled here: topics, delay levels and transactions of a message (the broker rewrites it before
+the put), and the connection between master and slave. Source: store.md §8, §10, §12.
 """
 
 from __future__ import annotations
@@ -107,16 +107,16 @@ class MessageStore:
             flushing or None. Under SYNC_FLUSH the owner then calls `dispatch`. On a slave the offset may be greater
             than the end of a log that was cut meanwhile: use `durable_offset` instead.
         on_committed: called from the commit thread when more of the log became readable; the owner then calls
-            `dispatch`. Only with the transient store pool.
+            `dispatch`. It is called only with the transient store pool.
         on_flushed: called from the flush thread with the duration of each flush of the log, in ms.
         is_replica: whether the store belongs to a slave: it refuses puts, and `replica` appends to it.
 
     Attributes:
-        log: the commit log. Only `Replica` and `put` append to it; every part may read it.
+        log: the commit log. Only `Replica` and `put` append to it; every part can read it.
         queues: the consume queues by topic and queue id.
         reader: reads the queues.
         retention: deletes old files; `retention_round` runs it.
-        flusher: makes log and queues durable. A test may run its flush cycles by hand.
+        flusher: makes log and queues durable. A test can run its flush cycles by hand.
         kept_from: returns the physical offset from which on the log must be retained, regardless of age and disk use.
         older: the messages that the log has deleted and that can be fetched; None without an archive.
         put, put_run, put_sends, put_batch, prepare, put_long_batch, batch: the methods of `Appender`.
@@ -514,8 +514,8 @@ class MessageStore:
         then calls it again.
 
         Raises:
-            LogDiverged: a slave's log held bytes that are not a record, and was cut there. Raised once, see
-                `Replica.divergence`.
+            LogDiverged: a slave's log held bytes that are not a record, and was cut there. The error is raised once,
+                see `Replica.divergence`.
         """
         return self._appender.is_open and (self._dispatch() or self._dispatcher.catch_up())
 
@@ -613,7 +613,7 @@ class MessageStore:
             codes: tag codes (i32) to accept, None for all.
             accept: an additional filter for the stored record.
             accept_entry: an additional filter for the queue entry, applied before the record is accessed.
-            joins: whether records may be joined into fewer pieces.
+            joins: whether records can be joined into fewer pieces.
         """
         queue = self._readable(topic, queue_id)
         if queue is None:

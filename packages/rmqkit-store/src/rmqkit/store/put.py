@@ -6,7 +6,7 @@ the numbers of all its messages (*inner batch*).
 
 A refused message leaves no trace. A record is dispatched later than the put in two cases: under SYNC_FLUSH when it is
 on the disk, with the transient store pool when it is committed. See `Appender.dispatch`.
-Owner thread only. Source: store.md §3.6, §3.7, §14.
+Use this module only in the owner thread of the store. Source: store.md §3.6, §3.7, §14.
 """
 
 from __future__ import annotations
@@ -469,7 +469,7 @@ class Appender:
         return end
 
     def _takes_runs(self, now: int) -> bool:
-        """Return True if several messages may be stored with one write at this time."""
+        """Return True if several messages can be stored with one write at this time."""
         flusher = self._flusher
         has_failed = flusher.failure or flusher.commit_failure or self.dispatcher.failure
         # `put` handles a clock that went back, and returns the reason of a failure.

@@ -19,13 +19,13 @@ Starting at its first file, the entries of a broken queue are compared with thei
 entries after the first wrong one are dropped. One scan of the log enters the missing entries of all broken queues. If
 the log no longer has the messages, the queue continues with its next number, because a number is never assigned twice.
 
-After a crash the newest entries are always rebuilt (`recovery`). A queue is rebuilt from the whole log in two cases.
-Either the first of the newest entries is not contiguous with the older entries. Or the queue ends before the number
-that was noted while the broker ran: its directory or one of its files is lost (`mend_after_crash`).
+After a crash the newest entries are always rebuilt (`recovery`). A queue is rebuilt from the whole log in two cases: if
+the first of the newest entries is not contiguous with the older entries, and if the queue ends before the number that
+was noted while the broker ran. In the second case, its directory or one of its files is lost (`mend_after_crash`).
 
-Not handled here: a wrong entry in the middle of an older file (`reader` skips it, `verify` finds it). After a crash,
-also not handled: lost files of a queue that were created since its number was noted, if the queue has no record in the
-part of the log that recovery scans (`verify` finds them).
+Not handled here: a wrong entry in the middle of an older file (`reader` skips it, `verify` finds it). One more case is
+not handled after a crash: a queue lost files that were created after its number was noted, and it has no record in the
+part of the log that recovery scans (`verify` finds such queues).
 Source: store.md §4, §12.2.
 """
 
@@ -114,8 +114,8 @@ def mend_after_crash(
     *,
     gap_max: int = 0,
 ) -> None:
-    """Rebuild queues that lack earlier messages than those that recovery dispatched again, and log the repairs. The log
-    must have been scanned and have its final end.
+    """Rebuild queues that lack messages from before the part of the log that recovery dispatched again. Log the
+    repairs. The log must have been scanned and have its final end.
 
     Args:
         dispatcher: enters records in the queues only, not in the index.
@@ -314,7 +314,7 @@ def _log_rebuilt(root: Path, broken: list[_Broken]) -> None:
 
 
 def _log_reentered(root: Path, broken: list[_Broken], counts: dict[ConsumeQueueBase, int]) -> None:
-    """Log the repairs. Omit queues that only lack messages older than the log, such as those of a slave."""
+    """Log the repairs. Omit queues that only lack messages older than the log, such as the queues of a slave."""
     made_all = lost_all = lines = 0
     for one in broken:
         queue = one.queue
@@ -409,7 +409,8 @@ class _Entries:
 
 
 def _number_in(record: Record, queue: ConsumeQueueBase) -> int | None:
-    """Return the number of a record in its own queue or in a light queue, or None if the record is in another queue."""
+    """Return the queue offset of a record in ``queue``, or None if ``queue`` does not contain the record. A record is
+    in one queue of its topic, and may also be in light queues."""
     if (record.topic, record.queue_id) == (queue.topic, queue.queue_id):
         return record.queue_offset
     return light_numbers(record.topic, record.properties).get(queue.topic) if is_light(queue.topic) else None

@@ -6,7 +6,8 @@ copy. Contiguous records are then one slice of the log. Other records are copied
 if it is installed (`rmqkit.protocol.core.SelectRecords`). A pull stops at the first of these limits: the requested
 number of messages, the bytes or messages allowed from memory or disk, the scanned entries, the end of the queue file.
 The first message is always returned as a whole.
-This module also finds an offset by store time. Owner thread only. Source: store.md §16, §17.1.
+This module also finds an offset by store time. Use this module only in the owner thread of the store. Source: store.md
+§16, §17.1.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Reader:
             codes: tag codes to accept, None for all.
             accept: an additional filter for the record itself.
             accept_entry: an additional filter for the entry, applied before the record is accessed.
-            joins: whether records may be joined.
+            joins: whether records can be joined.
         """
         low, high = queue.min_offset, queue.max_offset
         if high == 0:

@@ -23,7 +23,8 @@ the page cache: reusing the same pages costs a quarter of allocating new pages.
 Invariants: every head before ``whole_end`` was checked once; nothing at or after ``whole_end`` is dispatched; the log
 is never cut before the dispatched position. An append costs one ``pwrite`` and 0.4 µs for each record. A crash may
 leave a torn last record. A recovery or a new connection cuts the torn record off.
-Owner thread only. Not handled here: frames, reports and reconnects (the broker). Source: store.md §3.6, §11, §21.
+Use this module only in the owner thread of the store. Not handled here: frames, reports and reconnects (the broker).
+Source: store.md §3.6, §11, §21.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class Replica:
     # ---- appending
 
     def append(self, physical_offset: int, data: Data) -> None:
-        """Append bytes of the master's log, unchanged. ``data`` may be reused after the return. The heads of records
+        """Append bytes of the master's log, unchanged. ``data`` can be reused after the return. The heads of records
         are checked, and `MessageStore.dispatch` makes whole records readable. Under SYNC_FLUSH the owner then calls
         `request_flush`.
 
@@ -158,7 +159,7 @@ class Replica:
                 ends there, and every later call raises the same error.
             StoreError: the bytes do not begin at the end of the log: connect to the master again. (`StoreUnavailable`:
                 the last flush failed.)
-            OSError: the write failed. The log is unchanged, and the same bytes may be appended again.
+            OSError: the write failed. The log is unchanged, and the same bytes can be appended again.
         """
         log = self._log
         # Refuse all later appends: after a cut the offsets of the master's bytes would match, and the log would mix two

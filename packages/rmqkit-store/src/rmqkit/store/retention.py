@@ -24,7 +24,7 @@ Invariants: only dispatched records are deleted. If a crash interrupts a cycle, 
 the remaining files. A file with readers is deleted like any other file, and its mapping stays valid (`mapped_file`).
 Cost: a few reads per queue, and only if the start of the log moved. The owner only removes names. A thread
 (``store-delete``) closes the last descriptors and mappings of large files, which frees their blocks: the kernel takes
-long for this. Owner thread only.
+long for this. Use this module only in the owner thread of the store.
 
 Not handled here: unused topics, the timer log. Source: store.md §4.4, §4.5, §7.4, §15.
 """
@@ -220,7 +220,7 @@ class Retention:
 
     def run(self, dispatched_offset: int) -> RetentionRound:
         """Run one cycle: measure, decide, delete.
-        ``dispatched_offset``: end of the records that may be deleted. They are dispatched and, with an archive,
+        ``dispatched_offset``: end of the records that can be deleted. They are dispatched and, with an archive,
         archived.
         Raises OSError: a disk cannot be measured, or a file cannot be deleted; the next cycle continues."""
         now_ms = self._clock.now_ms()

@@ -17,8 +17,8 @@ _I32_MAX = 0x7FFFFFFF
 
 
 class FlushDiskType(enum.Enum):
-    """The place where a message must be stored before its send is answered: the page cache, or the disk. Source:
-    store.md §13.1.
+    """The place where a message must be stored before its send is answered: the page cache, or the disk.
+    Source: store.md §13.1.
     """
 
     ASYNC_FLUSH = "ASYNC_FLUSH"

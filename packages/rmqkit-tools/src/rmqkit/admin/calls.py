@@ -12,8 +12,9 @@ several brokers         all at the same time; the first error is raised
 If a peer closes the connection or does not answer, `rmqkit.remoting.client` probes the kind of the peer, and the error
 names this kind.
 
-A *guard* is called before each request of each method. A guard may count requests, or refuse a request by raising an
-exception. `read_only` is a guard that allows only requests that change nothing (`READING`). Loop only.
+A *guard* is called before each request of each method. A guard can count requests, or refuse a request by raising an
+exception. `read_only` is a guard that allows only requests that change nothing (`READING`). Use this module only on the
+event loop.
 Source: behaviour.md §9.9.
 """
 

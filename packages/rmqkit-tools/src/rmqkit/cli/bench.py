@@ -1,4 +1,5 @@
-"""``rmq bench``: run the measurements in the folder ``bench`` of a checkout. Wheels do not contain this folder.
+"""``rmq bench``: run the measurements in the folder ``bench`` of a checkout. An installed wheel does not contain this
+folder.
 
 Without a checkout, the command fails and says how to get one. `make env` installs a checkout with all measurements.
 """

@@ -10,10 +10,11 @@ attribute                              value
 ``routes(console)``                    additional pages (`OwnPage`) with links in the navigation
 =====================================  ===========================================================================
 
-The module of a hook may also declare notification services for alert channels with ``apprise.decorators.notify``.
+The module of a hook can also declare notification services for alert channels with ``apprise.decorators.notify``.
 
 If a decoder raises an exception, the error is logged and shown in place of the body. If a decoder takes longer than
-`DECODE_S`, it is also not called again. Hidden bodies and bodies above `DECODE_BYTES_MAX` are not decoded.
+`DECODE_S`, the same happens, and the decoder is not called again. Hidden bodies and bodies above `DECODE_BYTES_MAX` are
+not decoded.
 """
 
 from __future__ import annotations

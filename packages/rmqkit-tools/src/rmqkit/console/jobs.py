@@ -16,7 +16,8 @@ automatically if the console's own user signs its requests. A job of a cluster's
 job, because the secret was only in memory.
 
 Without a target, a job sends dead letters only to their own group. A job without ``again`` skips the messages of
-earlier jobs. At most one replay of a group and `JOBS_MAX` replays in total run at a time. Loop only.
+earlier jobs. At most one replay of a group and `JOBS_MAX` replays in total run at a time. Use this module only on the
+event loop.
 """
 
 from __future__ import annotations

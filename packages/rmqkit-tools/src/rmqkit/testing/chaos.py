@@ -1,4 +1,4 @@
-"""Chaos dials, which make a broker misbehave. A test sets how often.
+"""Faults that a test injects into a broker. Each fault has a *dial*, which sets how often or how long it occurs.
 
 ===================  ==================================================================================================
 dial                 effect
@@ -49,7 +49,7 @@ _BUSY = "[CHAOS]broker busy, start flow control for a while"
 
 
 class Dials(TypedDict, total=False):
-    """The values of the dials; a missing dial is off, a missing ``seed`` is random."""
+    """The values of the dials. A missing dial is off. If ``seed`` is missing, the seed is random."""
 
     duplicate: float
     delay: float
@@ -65,13 +65,13 @@ _SECONDS = ("delay", "rebalance_every")
 
 
 class Chaos:
-    """One setting of the dials.
+    """The values of all dials, and the counts of the injected faults.
 
     Raises SettingsError: a share is not between 0 and 1, a time is negative, or there is no such dial.
 
     Attributes:
-        happened: the number of effects of each dial.
-        seed: the seed of the random numbers; the same seed repeats them.
+        happened: the number of faults that each dial caused.
+        seed: the seed of the random numbers. The same seed produces the same random numbers.
     """
 
     def __init__(self, **dials: Unpack[Dials]) -> None:
@@ -122,7 +122,8 @@ class Chaos:
 
 
 class ChaosDispatch(Router):
-    """A request router with chaos dials. While all dials are off, it is a normal router. Loop only."""
+    """A request router that injects the faults of its chaos dials (see the table above). While all dials are off, it is
+    a normal router. Use it only on the event loop."""
 
     def __init__(self, refusal: Refusal | None = None) -> None:
         super().__init__(refusal)
@@ -131,7 +132,7 @@ class ChaosDispatch(Router):
         self._round: asyncio.TimerHandle | None = None
 
     def turn(self, chaos: Chaos | None) -> None:
-        """Set the dials; None switches them off."""
+        """Set the dials. None switches all dials off."""
         self._chaos = chaos if chaos is not None and chaos.dials else None
         if self._round is not None:
             self._round.cancel()

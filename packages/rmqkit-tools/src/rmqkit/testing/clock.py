@@ -78,7 +78,7 @@ class _VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class LoopThread:
-    """A thread with a virtual loop; `run` and `close` may be called from any other thread."""
+    """A thread with a virtual loop; `run` and `close` can be called from any other thread."""
 
     def __init__(self, name: str) -> None:
         self._ready = threading.Event()

@@ -55,7 +55,7 @@ class LocalBroker:
 
     Attributes:
         name, is_slave: a master and its slaves have the same name.
-        dials: the last setting of the chaos dials.
+        dials: the current values of the chaos dials (see `rmqkit.testing.chaos`).
         store_root: the directory of the store, which exists from the first start until the cluster is closed.
     """
 
@@ -108,7 +108,7 @@ class LocalBroker:
         return chaos
 
     def turn(self, chaos: Chaos) -> None:
-        """Set the dials; call this on the loop."""
+        """Set the chaos dials of this broker. Call this method only on the event loop."""
         self.dials = chaos
         for dispatch in self._dispatches:
             dispatch.turn(chaos)
@@ -136,7 +136,7 @@ class LocalBroker:
         self.turn(self.dials)
 
     def close(self) -> None:
-        """Stop the broker for good and release its ports."""
+        """Stop the broker permanently and release its ports."""
         self.stop()
         self._ports.close()
 
@@ -240,7 +240,7 @@ class LocalCluster(Asserts):
         return self._thread.run(work)
 
     def look(self, work: Callable[[], T]) -> T:
-        """Call a function on the event loop of the servers, where you may use their objects."""
+        """Call a function on the event loop of the servers, where you can use their objects."""
 
         async def on_loop() -> T:
             return work()

@@ -113,11 +113,12 @@ class Sends(Protocol):
         """Return the records as rows for `index_entries`, and the number of their keys, or None without a core."""
 
     def queue_entries(self) -> list[tuple[bytes, int, int]]:
-        """Return for each of ``queues`` its entries, and the physical offsets where its records start and end."""
+        """Return the entries of each of ``queues``, and the physical offsets where the records of the queue start and
+        end."""
 
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
-        """Put the timed messages into the timer's queue instead of their own. ``outs``: the delivery time of each timed
-        message.
+        """Put the timed messages into the timer's queue instead of their own queues. ``outs``: the delivery time of
+        each timed message.
         Raises ValueError: the broker's name contains a blank, which separates the parts of a handle."""
 
     def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], between: bytes) -> bytes:
@@ -218,11 +219,11 @@ class GrpcMessages(Protocol):
         tags: Sequence[str] | None,
         /,
     ) -> list[tuple[bytes, str, str, int, int]] | None:
-        """Return for each record its `ReceiveMessageResponse` in gRPC's framing, its message id, receipt handle, queue
-        id and offset. Return None if a record must be converted in plain Python, for example if its topic or tag does
-        not match, if it has reached the maximum number of deliveries, or if its body is compressed. ``handle``: pop
-        time, invisible time and revive queue in the format of handles; ``starts``: ``startOffsetInfo``. ``tags``: the
-        accepted tags, or None for all."""
+        """Return the `ReceiveMessageResponse` of each record in gRPC's framing, with its message id, receipt handle,
+        queue id and offset. Return None if a record must be converted in plain Python, for example if its topic or tag
+        does not match, if it has reached the maximum number of deliveries, or if its body is compressed. ``handle``:
+        pop time, invisible time and revive queue in the format of handles; ``starts``: ``startOffsetInfo``. ``tags``:
+        the accepted tags, or None for all."""
 
 
 GrpcAck = tuple[str, str, str, str, str, str, int, int, int, int, int, int]
@@ -342,8 +343,8 @@ def index_entries(
     table: mmap, slot_count: int, first: int, end: int, begin_timestamp: int, rows: bytes
 ) -> tuple[bytes, bytes, int] | None:
     """Return the entries of an index file, the changes for `set_slots`, and the number of slots that were empty before.
-    Return None if there are more keys than entry numbers. Requires a core.
-    The entries have the numbers from ``first`` up to but not including ``end``.
+    Return None if there are more keys than entry numbers. This function requires a core. The entries have the numbers
+    from ``first`` up to but not including ``end``.
     ``rows``: for each record its physical offset, storeTimestamp, number of keys, and the hashes of the keys; 8, 8, 4
     and 4 bytes in the machine's order."""
     entered: tuple[bytes, bytes, int] | None = _native.index_entries(

@@ -15,7 +15,7 @@ Most large bodies have object keys. One regular expression puts these keys in qu
 `_Reader` reads the remaining bodies character by character. Its grammar is JSON with these additions: a key may be an
 integer or an object, a number may end in Java's ``L``, ``B``, ``S``, ``F`` or ``D``, and a string may contain unescaped
 control characters (as in the stacks of Go clients). `_References` replaces references by copies, so the result is a
-tree. The result may not have more values than the text has characters, which limits the growth of a short text. A
+tree. The result must not have more values than the text has characters, which limits the growth of a short text. A
 reference to an object that contains the reference becomes None, because a tree cannot represent it. Java writes such
 references only for derived properties that no type here declares.
 
@@ -188,7 +188,7 @@ def _key(key: Any) -> str:
 
 @functools.cache
 def _members(struct: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
-    """Return the attributes of a struct, each with its quoted name and colon on the wire."""
+    """Return each attribute of a struct with the start of its JSON member: the quoted name and a colon."""
     return tuple((info.name, f'"{info.encode_name}":') for info in msgspec.structs.fields(struct))
 
 
@@ -403,7 +403,7 @@ class _Reader:
 
 class _References:
     """A copier that replaces every ``{"$ref": path}`` by a copy of the value at this path.
-    The result may have at most ``nodes_max`` values, including objects and lists."""
+    The result can have at most ``nodes_max`` values, including objects and lists."""
 
     def __init__(self, root: Any, nodes_max: int) -> None:
         self._root = root

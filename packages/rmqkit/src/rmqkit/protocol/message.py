@@ -278,7 +278,7 @@ def records_of(body: bytes | memoryview) -> Iterator[Record]:
 
 
 def messages_of_record(record: Record, broker_name: str | None = None) -> Iterator[ReceivedMessage]:
-    """Yield the message of a record, or each message of an inner batch. Raises BodyError: as in `read_messages`."""
+    """Yield the message of a record, or each message of an inner batch. Raises BodyError: see `read_messages`."""
     # Decompress before the batch is split: the flag in sysFlag covers the whole body, and entries have no flag.
     body = decompress(record.body, record.sys_flag)
     # Require both bits, like Java's clients: without NEED_UNWRAP the program gets the body in one piece.

@@ -110,7 +110,7 @@ TIMED = (
 """The names of properties that request a delivery time, and of the marks of timers."""
 
 SETTABLE_NAMES = frozenset((CHECK_IMMUNITY_SECONDS, TRACE_CONTEXT, REDIRECT, SHARDING_KEY))
-"""Reserved names that applications may set, as with Java's ``putUserProperty``."""
+"""Reserved names that applications can set, as with Java's ``putUserProperty``."""
 
 
 def encode_properties(properties: Mapping[str, str] | Iterable[tuple[str, str]]) -> bytes:
@@ -266,5 +266,5 @@ def tags_code(tags: str) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def encoded_tags_code(tags: bytes) -> int:
-    """Return the `tags_code` of a TAGS property in its stored form."""
+    """Return the `tags_code` of a TAGS property that is stored as UTF-8 bytes."""
     return java_hash(tags.decode("utf-8", "replace"))

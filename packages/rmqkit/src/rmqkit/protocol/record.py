@@ -528,7 +528,8 @@ assert TRAILER_BYTES == 20
 
 
 def with_room_for_crc(properties: bytes) -> bytes:
-    """Return a property string with 20 zero bytes for the trailer, without a checksum that a client sent."""
+    """Return a property string with 20 zero bytes at its end for the checksum. A checksum that a client sent is
+    removed."""
     cleaned = _SENT_BY_CLIENT.sub(b"", properties) if b"__CRC32#" in properties else properties
     if cleaned and not cleaned.endswith(b"\x02"):
         cleaned += b"\x02"

@@ -161,8 +161,8 @@ class PlainSends:
         return [(*key, sizes) for key, sizes in kinds.items()]
 
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
-        """Put the timed messages into the timer's queue instead of their own. ``outs``: the delivery time of each timed
-        message.
+        """Put the timed messages into the timer's queue instead of their own queues. ``outs``: the delivery time of
+        each timed message.
         Raises ValueError: the broker's name contains a blank, which separates the parts of a handle."""
         left = iter(outs)
         for sent in self.sent:
@@ -388,8 +388,8 @@ class PlainBatch:
 
 
 def _with_room(properties: bytes) -> bytes:
-    """Return properties with room for a checksum.
-    Raises ValueError: the message already has a checksum and must be stored separately."""
+    """Return encoded properties with space for the checksum property.
+    Raises ValueError: the properties already contain a checksum. The caller must store this message separately."""
     if CRC_NAME[:-1] in properties:
         raise ValueError("a message came with a checksum")
     return with_room_for_crc(properties)

@@ -1,6 +1,7 @@
 """Signatures that prove the sender of a request (``AclClientRPCHook``, authentication of 5.x brokers).
 
-The client signs and the server checks. `Authentication.authorize` decides what a known user may do.
+The client signs and the server checks. `Authentication.authorize` decides which requests a known user has the right to
+send.
 Source: remoting.md §3.3; behaviour.md §9.8.
 """
 
@@ -55,10 +56,11 @@ class Freshness:
 
     A client numbers the requests in its *session*. For each session the check stores the highest number, and one bit
     for each of the `_NUMBERS_MAX` numbers up to it. Requests may overtake each other within this range; lower numbers
-    are refused. A session may be removed when its last request is older than the window. A restart removes all
+    are refused. A session can be removed when its last request is older than the window. A restart removes all
     sessions. If all `_SESSIONS_MAX` sessions are newer, a further session is refused. The check is called only for
     valid signatures, so unauthenticated clients cannot fill the table. Every broker has its own table: within the
-    window, a request to one broker can be replayed to another broker with the same user. Loop only."""
+    window, a request to one broker can be replayed to another broker with the same user. Use it only on the event
+    loop."""
 
     def __init__(self, window_ms: int) -> None:
         self._window_ms = window_ms
@@ -292,7 +294,7 @@ class Authentication:
             return None
         if signed is None:
             return "check signature failed: fullSignatureRequired=true, and the request has none of these."
-        # Check the freshness last. Only a valid signature may use a number; otherwise an attacker could use the numbers
+        # Check the freshness last. Only a valid signature can use a number; otherwise an attacker could use the numbers
         # of other users.
         fault = self._freshness.fault(name, signed, self._clock.now_ms())
         return None if fault is None else f"check signature failed: {fault}."

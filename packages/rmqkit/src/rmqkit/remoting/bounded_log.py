@@ -15,7 +15,7 @@ _OTHERS = ""
 
 
 class BoundedLog:
-    """A log that writes at most one line a minute for each source. Loop only."""
+    """A log that writes at most one line a minute for each source. Use it only on the event loop."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log

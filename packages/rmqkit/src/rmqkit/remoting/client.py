@@ -2,7 +2,7 @@
 
 A connection is made at its first use, and all callers share it. The peer may send its own requests over the connection,
 which the router handles. A call that times out closes its connection, as in the reference, unless the timeout was short
-or the peer has sent data recently. Loop only. Source: remoting.md §2.
+or the peer has sent data recently. Use this module only on the event loop. Source: remoting.md §2.
 
 `Permits` limits the running calls (``clientAsyncSemaphoreValue``) and their bytes. While permits are free, taking a
 permit costs one or two comparisons. Otherwise callers wait in one queue, so that small calls cannot overtake a large

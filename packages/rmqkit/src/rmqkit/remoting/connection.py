@@ -8,7 +8,7 @@ and the first plain byte, which identifies the protocol) and combines the output
 Each peer numbers its own requests. A flag marks a response, and the opaque of the response identifies its call. A
 server stops reading from a peer that does not read: while more than `WRITE_BYTES_HIGH` bytes wait to be written, it
 reads nothing from the connection. The memory per connection is therefore bounded. Bytes that are not frames close only
-their own connection, with one log line. Loop only.
+their own connection, with one log line. Use this module only on the event loop.
 Source: remoting.md §1.7, §2.
 """
 
@@ -58,7 +58,8 @@ _OPAQUE_MASK = 0x7FFFFFFF
 _UNSENT_MAX = 16
 # The delay of a timer above which the loop counts as blocked.
 _STANDSTILL_MS = 100.0
-# The maximum number of further looks for data before a call ends. A tick reads up to 256 KiB, so this is 16 MiB.
+# The maximum number of further checks for received data before a call ends. A tick reads up to 256 KiB, so this is 16
+# MiB.
 _LOOKS_MAX = 64
 
 

@@ -10,7 +10,7 @@ unread bytes when it writes, not when its peer reads. If the reported sum exceed
 connections again. If the sum is still near the limit, connections are closed until a quarter of the limit is free, so
 that the next measurement is many writes later.
 
-Both ports of a broker share their limits. Apache's servers have no such limits. Loop only.
+Both ports of a broker share their limits. Apache's servers have no such limits. Use this module only on the event loop.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class ListenFailed(RmqError):
 
 @dataclass(slots=True, kw_only=True)
 class ListeningPort:
-    """One port on every address of a host. Loop only.
+    """One port on every address of a host. Use it only on the event loop.
 
     Attributes:
         protocol: makes the protocol of each accepted connection.

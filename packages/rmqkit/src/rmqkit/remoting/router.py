@@ -1,13 +1,13 @@
 """The table from request codes to handlers (``processRequestCommand`` and its processor table).
 
 `Router` holds the handlers of a port. `answers` marks a method as the handler of a code. `AdminAddresses` are the
-addresses from which a server may be changed, by default only its own machine (``adminAllowedAddresses``). Apache's
+addresses from which a server can be changed, by default only its own machine (``adminAllowedAddresses``). Apache's
 servers accept administrative requests from all addresses.
 
 A handler of frequent requests is a plain function. It returns the reply, or None if it replies later with
-`Connection.send` or not at all (one-way). `Router.fast_path` handles the most frequent requests earlier, many together.
-A handler of rare requests may be a coroutine function; the router owns its task. An exception becomes SYSTEM_ERROR with
-its text, as in the reference, and is logged once.
+`Connection.send` or not at all (one-way). `Router.fast_path` handles the most frequent requests before their handlers,
+many in one call. A handler of rare requests may be a coroutine function; the router owns its task. An exception becomes
+SYSTEM_ERROR with its text, as in the reference, and is logged once.
 Source: remoting.md §2, behaviour.md §2.4.
 
 `decode_body` reads JSON bodies on the loop, if they can be read quickly:
@@ -20,8 +20,8 @@ other JSON               16 KiB               Java's dialect, enums as numbers: 
 =======================  ===================  =======================================================================
 
 Longer bodies are refused. Bodies with more than `OBJECTS_MAX` objects are refused, too, because small objects take as
-much time as large objects. Some codes, such as those for static topics, have longer valid bodies in the dialect. Their
-handlers read the bodies in a thread (`decode_aside`).
+much time as large objects. Some codes, such as the codes for static topics, have longer valid bodies in the dialect.
+Their handlers read the bodies in a thread (`decode_aside`).
 
 `settings_reply` and `change_settings` let operators read and change the settings of brokers and name servers
 (``Configuration``). A request changes all its settings or none. Keys that need a restart and keys of the black list get
@@ -69,7 +69,7 @@ _log = logging.getLogger(__name__)
 
 
 class Lane:
-    """A limit for the running requests of one kind, like the queue of a thread pool in the reference.
+    """A limit for the requests of one kind that run at the same time. The reference limits the queue of a thread pool.
     Requests beyond ``requests_max`` get SYSTEM_BUSY. One-way requests are dropped."""
 
     __slots__ = ("name", "requests", "requests_max")
@@ -81,14 +81,14 @@ class Lane:
 
 
 class Router:
-    """The handlers of one listening port or one client. Loop only.
+    """The handlers of one listening port or one client. Use it only on the event loop.
     ``refusal``: checks every request before its handler.
     ``batch``: a context manager around the handling of several requests of one read.
     ``sends``: reads plain sends for ``fast_path``, and acks for ``take_acks``.
     ``take_acks``: handles several acks of popped messages together.
     ``fast_path(connection, frames)`` stores and answers sequences of plain sends, and yields every other frame. Handle
-    each yielded frame before requesting the next frame, to preserve the order within a connection. It is not called for
-    a single frame without a body, which cannot be a send."""
+    each yielded frame before requesting the next frame, to preserve the order within a connection. ``fast_path`` is not
+    called for a single frame without a body, because such a frame cannot be a send."""
 
     def __init__(self, refusal: Refusal | None = None) -> None:
         self.batch: Callable[[], AbstractContextManager[None]] | None = None
@@ -116,8 +116,8 @@ class Router:
         return not self._tasks
 
     def register(self, code: int, handler: Handler, lane: Lane | None = None) -> None:
-        """Set the handler of a request code, which must have no handler yet. A lane limits the number of its running
-        coroutines."""
+        """Set the handler of a request code. The code must not have a handler yet. ``lane``: limits the number of
+        requests that run at the same time."""
         assert code not in self._handlers, f"code {code} has no handler yet"
         self._handlers[int(code)] = (handler, lane)
 

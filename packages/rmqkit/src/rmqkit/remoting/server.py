@@ -29,7 +29,8 @@ _log = logging.getLogger(__name__)
 
 
 class RemotingServer:
-    """A server that accepts connections on one port and passes their requests to a router. Loop only.
+    """A server that accepts connections on one port and passes their requests to a router. Use it only on the event
+    loop.
     ``balancers``: called for each PROXY preamble; returns the addresses of trusted load balancers.
     ``limits``: the limits of all connections together. Several ports can share limits.
 

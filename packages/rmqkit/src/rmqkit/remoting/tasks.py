@@ -2,9 +2,9 @@
 
 `Tasks` starts, names, cancels and awaits its tasks. `keep_doing` and `repeat` run periodic work.
 
-No request may block the loop for long. If work grows with the size of a request, it checks `Slice.is_over` between
-steps and returns control to the loop when the slice is over. A slice is measured in CPU time of the loop's thread, so
-that a slice contains the same amount of work on a busy machine. Loop only.
+A request must not block the loop for long. Work that grows with the size of a request checks `Slice.is_over` between
+its steps, and returns control to the loop when the slice is over. A slice is measured in CPU time of the loop's thread,
+so that a slice contains the same amount of work on a busy machine. Use this module only on the event loop.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """A set of running tasks with one owner. Loop only."""
+    """A set of running tasks with one owner. Use it only on the event loop."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -14,7 +14,8 @@ servers, unless ``tls.test.mode.enable`` is false.
 
 `TlsLayer` passes bytes to the standard library's TLS, because the first bytes are already read from the socket and
 cannot be put back. Certificate files are checked at each new connection, and loaded again if they have changed. If the
-new files cannot be used, the earlier certificate stays in use. TLS 1.2 or newer. Source: remoting.md §2.1.
+new files cannot be used, the earlier certificate stays in use. Only TLS 1.2 or newer is accepted. Source: remoting.md
+§2.1.
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ _log = logging.getLogger(__name__)
 class OwnCertificate:
     """The certificate that a server makes when the first peer uses TLS and no certificate files are configured.
 
-    Apache's servers make a certificate at each start (``tls.test.mode.enable``). rmqkit makes it once per run with the
-    ``openssl`` command, in a thread, while the first peer waits. The certificate is not stored. It protects against
-    eavesdropping, but not against a man in the middle, who can make a certificate, too. Loop only.
+    Apache's servers make a certificate at each start (``tls.test.mode.enable``). rmqkit makes one certificate per run
+    with the ``openssl`` command, in a thread, while the first peer waits. The certificate is not stored. It protects
+    against eavesdropping, but not against a man in the middle, who can make a certificate, too. Use it only on the
+    event loop.
 
     Attributes:
         context: the TLS context, or None if the certificate is not made yet or could not be made.

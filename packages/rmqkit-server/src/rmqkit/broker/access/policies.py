@@ -7,7 +7,7 @@ Each resource that a request needs is checked once, even if its body or header c
 index of the user's policies (`PolicyIndex`) is cached until policies change. A record at a physical offset is accepted
 as a message only if its queue contains the record, because a body may look like a record.
 
-Loop only. Source: behaviour.md §9.8.
+Use this module only on the event loop. Source: behaviour.md §9.8.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Authorization:
         ``user``: the user that signed the request; None if it is unsigned or needs no signature. ``fields``: the
         extFields of the request. ``addresses``: the addresses of the peer and of its balancer. Policies have to allow
         the request from each of them."""
-        # A request without fields needs no right, like in the reference.
+        # A request without fields needs no right, as in the reference.
         if command.code in self._white_list or not fields or self._is_free(user):
             return None
         try:
@@ -87,7 +87,7 @@ class Authorization:
         return None
 
     def may_publish(self, user: str | None, topic: str, addresses: Sequence[str]) -> bool:
-        """Return True if a user may see the messages that producers send to a topic."""
+        """Return True if a user has the right to see the messages that producers send to a topic."""
         if self._is_free(user):
             return True
         if user is None or user not in self._access.users:

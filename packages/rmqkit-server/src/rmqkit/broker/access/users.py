@@ -1,13 +1,13 @@
 """Users and their policies (``LocalAuthenticationMetadataProvider``, ``LocalAuthorizationMetadataProvider``).
 
-They are stored in ``config/access.json``. Only the owner may read the file, because it contains the users' secrets. The
-reference stores both in RocksDB databases, and the format of this file is rmqkit's own. A change is on the disk before
-the answer.
+Users and policies are stored in ``config/access.json``. Only the owner of the file can read it, because it contains the
+users' secrets. The reference stores both in RocksDB databases, and the format of this file is rmqkit's own. A change is
+on the disk before the answer.
 
 Codes 3001 to 3010 read and change users and policies (``AdminBrokerProcessor``; `mqadmin createUser`, ``createAcl`` and
-the like). Only clients that may change the server may change them. Only these clients may read users, because the
-answer contains the users' secrets.
-`rmqkit.broker.access.policies` checks requests. Loop only. Source: behaviour.md §9.8; remoting.md §4.4.1, §6.4.14.
+the like). Only clients that have the right to change the server can change users and policies. Only these clients can
+read users, because the answer contains the users' secrets. `rmqkit.broker.access.policies` checks requests. Use this
+module only on the event loop. Source: behaviour.md §9.8; remoting.md §4.4.1, §6.4.14.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class AccessTable:
             self._save(self._stored.users | {user.username: user}, self._stored.acls)
 
     def create_user(self, name: str, user: UserInfo, asker: str = "") -> None:
-        """Create a user, by default with ``Normal`` and ``enable``. Refused: no secret, or the user exists.
-        In all methods ``asker`` is the user that signed the request: only super users may change super users."""
+        """Create a user, by default with ``Normal`` and ``enable``. Raises PeerRefused: no secret, or the user exists.
+        In all methods ``asker`` is the user that signed the request: only super users can change super users."""
         self._refuse_super(user.user_type, asker, "create", ResponseCode.SYSTEM_ERROR)
         self._refuse(not user.password, "password can not be blank")
         self._refuse(name in self.users, "The user is existed")
@@ -98,12 +98,12 @@ class AccessTable:
         self._save(self._stored.users | {name: made}, self._stored.acls)
 
     def update_user(self, name: str, user: UserInfo, asker: str = "") -> None:
-        """Change the fields of a user that are set in ``user``. Refused: the user does not exist."""
+        """Change the fields of a user that are set in ``user``. Raises PeerRefused: the user does not exist."""
         self._refuse_super(user.user_type, asker, "update", ResponseCode.SYSTEM_ERROR)
         former = self.users.get(name)
         self._refuse(former is None, "The user is not exist")
         assert former is not None, "the user exists"
-        # Check the old type, too: a normal user may neither create nor change a super user.
+        # Check the old type, too: a normal user can neither create nor change a super user.
         self._refuse_super(former.user_type, asker, "update")
         changed = UserInfo(
             username=name,
@@ -114,7 +114,7 @@ class AccessTable:
         self._save(self._stored.users | {name: changed}, self._stored.acls)
 
     def delete_user(self, name: str, asker: str = "") -> None:
-        """Remove a user, if it exists, with its policies. Refused: no name."""
+        """Remove a user, if it exists, with its policies. Raises PeerRefused: no name."""
         self._refuse(not name, "username can not be blank")
         if name in self.users:
             self._refuse_super(self.users[name].user_type, asker, "update")
@@ -129,8 +129,8 @@ class AccessTable:
 
     def put_acl(self, subject: str, policies: Sequence[AclPolicy]) -> None:
         """Create or change policies. An entry replaces the former entry for the same resource.
-        Refused: an unknown subject, an entry without resource, action or decision, an entry with an invalid network,
-        and too many entries or networks."""
+        Raises PeerRefused: an unknown subject, an entry without resource, action or decision, an entry with an invalid
+        network, and too many entries or networks."""
         key = self._subject(subject, f"The subject of {subject} is not exist.", policies)
         former = self._stored.acls.get(key, AclInfo())
         entries = [entry for policy in policies for entry in policy.entries]
@@ -148,8 +148,8 @@ class AccessTable:
 
     def delete_acl(self, subject: str, policy_type: str | None, resource: str | None) -> None:
         """Remove the entry for a resource from a policy, by default from ``Custom``. Without a resource, remove all
-        policies of the subject. Refused: an unknown subject, nothing to remove, or an invalid resource. (The reference
-        removes all policies for an invalid resource.)"""
+        policies of the subject. Raises PeerRefused: an unknown subject, nothing to remove, or an invalid resource. (The
+        reference removes all policies for an invalid resource.)"""
         key = self._subject(subject, "The subject is not exist.")
         acl = self._stored.acls.get(key)
         self._refuse(acl is None, "The acl is not exist.")
@@ -171,7 +171,7 @@ class AccessTable:
         self._set_acl(key, kept)
 
     def acl(self, subject: str) -> AclInfo | None:
-        """Return the policies of a subject, or None. Refused: an unknown subject."""
+        """Return the policies of a subject, or None. Raises PeerRefused: an unknown subject."""
         return self._stored.acls.get(self._subject(subject, "The subject is not exist."))
 
     def acls_like(self, subject_part: str, resource_part: str) -> Iterator[AclInfo]:
@@ -201,7 +201,7 @@ class AccessTable:
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, f"{count} {what}: at most {limit} are kept", self._address)
 
     def _subject(self, subject: str, unknown: str, policies: Sequence[AclPolicy] | None = None) -> str:
-        """Return the key of a subject. Refused: its user does not exist."""
+        """Return the key of a subject. Raises PeerRefused: its user does not exist."""
         kind, colon, name = subject.partition(":")
         is_subject = bool(colon) and kind.lower() == _USER.lower()
         if policies is not None and not is_subject:
@@ -247,7 +247,8 @@ class AccessTable:
 
     def _save(self, users: dict[str, UserInfo], acls: dict[str, AclInfo]) -> None:
         stored = _Stored(users, acls)
-        self._file.save(msgspec.to_builtins(stored))  # save first: a right that a crash can lose must not be in force
+        # Save first: a right that a crash can lose must not have an effect.
+        self._file.save(msgspec.to_builtins(stored))
         self._stored = stored
 
 
@@ -370,5 +371,5 @@ def _asker(command: Command) -> str:
 
 
 def _list(values: Sequence[object]) -> bytes:
-    """Return a JSON array. Return an empty text instead of an empty array, like the reference."""
+    """Return a JSON array. Like the reference, return an empty text instead of an empty array."""
     return msgspec.json.encode(values) if values else b""

@@ -17,7 +17,7 @@ the store refuses the message      retried without limit (the reference gives up
 can never be stored                sent to the dead letters (`Destination.put`)
 =================================  ===========================================================================
 
-Loop only. Source: store.md §18.6; behaviour.md §9.3, §10.5.
+Use this module only on the event loop. Source: store.md §18.6; behaviour.md §9.3, §10.5.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ class Dequeue:
     # ---- finding
 
     def _next(self, until_ms: float) -> list[_Ready | None] | None:
-        """Return the next messages of one second. None in the list is a message that is not delivered. Return an empty
-        list when the time is up, and None when all past seconds were delivered."""
+        """Return the next messages of one second. A None in the list is in the place of a message that is not
+        delivered. Return an empty list when the time is up, and None when all past seconds were delivered."""
         state, looks = self._state, 0
         while (due := self._due) is None:
             if state.read_ms >= state.write_ms:

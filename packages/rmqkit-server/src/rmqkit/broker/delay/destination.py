@@ -13,7 +13,7 @@ The delivery loops of the delay levels and of the timer are coroutines. They wai
 waits if messages are stored here. For a master, `Destination.run` therefore runs a loop to its end without a task. For
 an acting master it starts a task.
 
-Loop only. Source: behaviour.md §9.2, §9.3, §10.5.
+Use this module only on the event loop. Source: behaviour.md §9.2, §9.3, §10.5.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Destination:
     # ---- messages
 
     async def put(self, messages: Sequence[InnerMessage | None]) -> Handed:
-        """Store messages here without waiting, or send them to other brokers. None in ``messages`` is a message that is
-        not delivered."""
+        """Store messages here without waiting, or send them to other brokers. A None in ``messages`` is in the place of
+        a message that is not delivered."""
         if self.remote_put is not None:
             return await self._send(messages, self.remote_put)
         # Wake the readers once for all messages: without the batch each put would run the listeners.
@@ -138,7 +138,8 @@ class Destination:
             return self.put_here(messages)
 
     def put_here(self, messages: Sequence[InnerMessage | None]) -> Handed:
-        """Store messages in this broker's log in their order. Stop at the first that the store does not accept now."""
+        """Store messages in this broker's log in their order. Stop at the first message that the store does not accept
+        now."""
         passed, failure = 0, None
         try:
             for _, alike in groupby(messages, _alike):

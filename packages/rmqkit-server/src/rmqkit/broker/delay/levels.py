@@ -26,7 +26,7 @@ level at a time. It retries failed messages after 100 ms, and the level waits fo
 The delivered copy still has DELAY, REAL_TOPIC and REAL_QID. Offsets are written every ``flushDelayOffsetInterval`` and
 at stop. An offset is written only when the copies of all earlier messages are on the disk: a crash repeats messages,
 but loses none.
-Loop only. Source: behaviour.md §9.2; store.md §9.5, §18.1.
+Use this module only on the event loop. Source: behaviour.md §9.2; store.md §9.5, §18.1.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _Level:
         waits_skew_ms: wall time minus the loop's time when the level began to wait for this entry.
         ahead: entries that were read and are not delivered yet. The first is the entry at ``offset``.
         is_busy: True while a delivery of the level is running.
-        stored: entries that were stored already although an earlier entry was refused, as the offsets after them.
+        stored: the offsets after entries that were stored already although an earlier entry was refused.
     """
 
     number: int
@@ -206,7 +206,8 @@ class Schedule:
         """Write the current offsets, or the offsets of the last call if the current deliveries are not on the disk."""
         offsets, end_offset = self._offsets(), self._destination.end_offset
         # A delivered message has to be on the disk before its offset: otherwise a crash loses the message. If the
-        # current offsets are not safe yet, write the offsets of the last call now and the current ones at the next.
+        # messages before the current offsets are not on the disk yet, write the offsets of the last call now, and the
+        # current offsets in the next call.
         if self._store.durable_offset < end_offset:
             self._store.request_flush()
             (offsets, end_offset), self._taken = self._taken, (offsets, end_offset)

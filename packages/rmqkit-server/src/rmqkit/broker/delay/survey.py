@@ -12,7 +12,7 @@ a delivered or recalled message   with a checkpoint: time and queue offset (`Tim
 
 The survey reads the topic in slices of a few ms. Only timed messages wait for the survey. Real topic and queue, unique
 key and time identify a message. A message without a unique key is skipped only because of the checkpoint.
-Loop only. Source: store.md §18.6.
+Use this module only on the event loop. Source: store.md §18.6.
 """
 
 from __future__ import annotations

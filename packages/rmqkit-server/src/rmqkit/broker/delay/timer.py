@@ -3,7 +3,8 @@
 A message with TIMER_DELAY_SEC, TIMER_DELAY_MS or TIMER_DELIVER_MS is stored in queue 0 of the timer topic. REAL_TOPIC
 and REAL_QID contain its topic and queue, and TIMER_OUT_MS contains its time. The timer reads this queue and puts each
 message on the wheel (`rmqkit.broker.delay.wheel`). When a second is over, the messages of its slot are stored in their
-real topics, in the order of their arrival (`rmqkit.broker.delay.dequeue`). `TimerState` holds both positions.
+real topics, in the order of their arrival (`rmqkit.broker.delay.dequeue`). `TimerState` holds the positions of these
+two steps.
 
 ==============================  ===================================================================================
 broker                          its timer
@@ -18,7 +19,7 @@ slave that acts for its master  fills the wheel and delivers to the masters of o
 The state is written every ``timerFlushIntervalMs``, and only after the records that it covers: a crash repeats
 deliveries, but loses none. A broker without timed messages writes no state. A refused message is retried after 500 ms.
 If the wall clock is set back, the timer repeats these seconds. (The reference delivers their messages immediately.)
-Loop only. Source: behaviour.md §3.4, §9.3, §10.5; store.md §18.2 to §18.6.
+Use this module only on the event loop. Source: behaviour.md §3.4, §9.3, §10.5; store.md §18.2 to §18.6.
 """
 
 from __future__ import annotations
@@ -90,12 +91,12 @@ class Timer:
         flushes: True if a message can only be read after a flush (SYNC_FLUSH).
         on_delivered: called with every message that was stored in its real topic, and with its position.
         dead_letters: receives messages that can never be stored in their real topic.
-        copied_offset: returns the end of the log at a slave, -1 without a slave. The timer reports a delivery to slaves
-            only when a slave has the delivered copy. Otherwise the slave, as master, would skip a message that it does
-            not have.
+        copied_offset: returns the physical offset up to which a slave has copied the log, or -1 without a slave. The
+            timer reports a delivery to slaves only after a slave has copied the delivered message. Otherwise a slave
+            that becomes master would skip a message that it does not have.
 
     Attributes:
-        enqueue, dequeue: the parts that put messages on the wheel, and deliver them.
+        enqueue, dequeue: ``enqueue`` puts messages on the wheel, and ``dequeue`` delivers them.
         state: positions and counts.
         is_follower: True if this timer follows the timer of its master.
         rates: messages per second that were put on the wheel, and that were delivered, since the last sample.
@@ -208,8 +209,8 @@ class Timer:
             return encode_timer_checkpoint(newest)
         if len(unpublished) < _UNPUBLISHED_MAX:
             unpublished.append((self._store.max_physical_offset, newest))
-        # Find the newest progress that the slave's log covers. With a later progress the slave, as master, would skip
-        # messages that it does not have.
+        # Find the newest progress that the slave's log covers. With later progress, a slave that becomes master would
+        # skip messages that it does not have.
         while len(unpublished) > 1 and unpublished[1][0] <= copied:
             unpublished.popleft()
         return encode_timer_checkpoint(unpublished[0][1])

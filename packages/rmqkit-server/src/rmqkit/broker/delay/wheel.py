@@ -9,9 +9,9 @@ master progress     a checkpoint: messages before its queue offset and read time
 ==================  =====================================================================================
 
 A slave requests its master's progress every few seconds (GET_TIMER_CHECK_POINT) and puts the messages of the master's
-wheel on its own wheel. It puts no later messages there, because the master may store them directly in their real topic.
-A master that returns copies the progress of the broker that acted for it, and skips the messages that the other broker
-delivered. `TimerFiles` writes the state, together with ``config/timermetrics``.
+wheel on its own wheel. The slave puts no later messages on its wheel, because the master may store them directly in
+their real topic. A master that returns copies the progress of the broker that acted for it, and skips the messages that
+the other broker delivered. `TimerFiles` writes the state, together with ``config/timermetrics``.
 
 `Enqueue` processes the timer topic in chunks. It reads the log in one piece if the records of a chunk are close
 together, and writes the timer log once per chunk.
@@ -27,7 +27,8 @@ delivered by another broker        skipped (`TimerState.was_delivered`)
 without a time or a topic          dropped and logged
 =================================  ===========================================================================
 
-Loop only, except `TimerState.write`. Source: store.md §18.3, §18.5, §18.6; behaviour.md §9.3, §10.1, §10.5.
+Use this module only on the event loop, except `TimerState.write`. Source: store.md §18.3, §18.5, §18.6; behaviour.md
+§9.3, §10.1, §10.5.
 """
 
 from __future__ import annotations
@@ -394,7 +395,7 @@ class TimerState:
         return self._store.durable_offset >= self._taken_end
 
     def write(self) -> None:
-        """Write the copied state. Any thread may call this. Raises OSError: the disk refused. The next call tries
+        """Write the copied state. Any thread can call this. Raises OSError: the disk refused. The next call tries
         again."""
         self.files.write()
         # Write the counts last: a start counts again if the stored counts do not belong to the timer log.

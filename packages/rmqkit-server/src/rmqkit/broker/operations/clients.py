@@ -61,7 +61,7 @@ class ClientHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.HEART_BEAT)
     def heartbeat(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None]:
-        """Register a client's groups. Silently skip a group that may not be created.
+        """Register a client's groups. Silently skip a group that is not allowed to be created.
         If a retry topic was created, the answer waits until the name servers know it: the client may request its route
         next."""
         data = decode_body(command, HeartbeatData)
@@ -109,7 +109,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         fingerprint = data.heartbeatFingerprint
         keeps_topics = bool(fingerprint) and data.withoutSub
         for consumer in data.consumerDataSet:
-            # Skip the consumer silently, like the reference. The client's other groups are registered.
+            # Like the reference, skip the consumer silently. The client's other groups are registered.
             if self._context.settings.reject_pull_consumers and consumer.consume_type == CONSUME_ACTIVELY:
                 continue
             config = self._context.groups.get(consumer.group_name)
@@ -133,7 +133,7 @@ class ClientHandlers(Handlers[OperationsContext]):
         started_ms: float,
     ) -> Command:
         """Register the producers of a heartbeat and return the answer."""
-        # The statistics have separate times for consumers and producers. Consumers are first, like in the reference.
+        # The statistics have separate times for consumers and producers. Consumers are first, as in the reference.
         consumers_ms = self._context.clock.monotonic_ms()
         for producer in data.producerDataSet if connection.is_open else ():
             self._context.clients.register_producer(connection, member, producer.group_name)

@@ -85,7 +85,7 @@ class GroupHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, admins_only=True)
     def forbid(self, connection: Connection, command: Command) -> Command:
         """Forbid or allow a group to read a topic, if this is requested. ``readable`` in the answer is True if the
-        group may read the topic."""
+        group is allowed to read the topic."""
         header = decode_header_leniently(command, GroupForbiddenRequest)
         if header.readable is not None:
             self._context.groups.forbid_reading(header.group, header.topic, is_forbidden=not header.readable)

@@ -67,7 +67,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     def _starts_at_0(self, topic: str, queue_id: int) -> bool:
         """Return True if a new group gets every message of a queue, even if it wants to start at the end.
 
-        This is the case if message 0 is in memory, like in the reference, or if the queue is empty. The reference
+        This is the case if message 0 is in memory, as in the reference, or if the queue is empty. The reference
         returns no offset for an empty queue. The client then requests the maximum offset and skips the messages that
         arrive before this request: 29 of 600 with the Java client 4.9.3.
         """
@@ -107,7 +107,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.GET_MIN_OFFSET)
     @by_global_number
     def min_offset(self, connection: Connection, command: Command) -> Command:
-        """Return the first offset of a queue; -1 for a batch queue that is still empty, like the reference."""
+        """Return the first offset of a queue. Like the reference, return -1 for a batch queue that is still empty."""
         header = decode_header(command, QueueRequest)
         offset = self._context.first_offset(header.topic, header.queue_id)
         is_empty = not offset and self._context.store.max_offset(header.topic, header.queue_id) == 0
@@ -118,8 +118,8 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     @by_global_number
     def search(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
-        """Return the offset of the first message at or after a time. With the lower boundary, the message may be
-        deleted from the log if another place has it."""
+        """Return the offset of the first message at or after a time. With the lower boundary, this can also be a
+        message that was deleted from the log and that another place has."""
         header = decode_header(command, SearchOffsetRequest)
         # 4.9 clients send no boundary, which means the lower boundary.
         upper = (header.boundary_type or "").upper() == "UPPER"
@@ -209,7 +209,7 @@ class ResetHandlers(Handlers[OperationsContext]):
         header = decode_header_leniently(command, CloneGroupOffsetRequest)
         group = self._context.clients.consumers(header.src_group)
         online = group.subscriptions if group is not None and not header.offline else None
-        # Without a topic, copy all topics. (5.4.0 copies nothing: it looks for a topic with an empty name.)
+        # Without a topic, copy all topics. (5.4.0 copies nothing: it searches for a topic with an empty name.)
         for topic in [header.topic] if header.topic else self._context.offsets.topics(header.src_group):
             if self._context.topics.get(topic) is not None and (not online or topic in online):
                 self._context.offsets.clone(topic, source=header.src_group, target=header.dest_group)
@@ -278,7 +278,8 @@ class ResetHandlers(Handlers[OperationsContext]):
         return reply(command, body=fastjson.dumps(body))
 
     async def _offset_at(self, connection: Connection, header: ResetOffsetRequest, queue_id: int, is_end: bool) -> int:
-        """Return the target offset of a queue. The message at the offset may be deleted if another place has it.
+        """Return the target offset of a queue. The message at this offset can be deleted from the log if another place
+        has it.
         Raises PeerRefused, StoreError, OSError: the other place cannot be searched now."""
         store, older, topic = self._context.store, self._context.older, header.topic
         if is_end:

@@ -42,7 +42,7 @@ _LONG = range(-(1 << 63), 1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """The values that an attribute may have: a few words, or the integers in a range."""
+    """The values that an attribute can have: a few words, or the integers in a range."""
 
     values: tuple[str, ...] | range
     is_changeable: bool = True

@@ -21,7 +21,7 @@ stored, the group's offset moves and the messages are sent. Until then, the next
 `PopWriteBatch.next_offsets`. A crash in between neither delivers nor loses a message. If the store refuses a check
 point, its messages are popped again.
 
-With ASYNC_FLUSH a crash loses only the writes that the operating system loses. Loop only.
+With ASYNC_FLUSH a crash loses only the writes that the operating system loses. Use this module only on the event loop.
 Source: behaviour.md §4.7 to §4.10, §4.12.
 """
 
@@ -156,8 +156,8 @@ class CheckPointStore:
     def add(
         self, topic: str, group: str, queue_id: int, offsets: list[int], *, pop_time: int, invisible_ms: int, queue: int
     ) -> PutResult:
-        """Make and store a check point of popped messages, which may be sent afterwards. The arguments are those of
-        `new`."""
+        """Make and store a check point of popped messages. The messages can be sent afterwards. The arguments are the
+        same as for `new`."""
         one = self.new(topic, group, queue_id, offsets, pop_time=pop_time, invisible_ms=invisible_ms, queue=queue)
         return self.store([one], {})[0][0]
 
@@ -183,7 +183,8 @@ class CheckPointStore:
         pending = InFlightPop(key, queue_key, set(offsets), due_ms, queue, -1)
         assert key not in self._table, "pending pops have different keys"
         assert key not in self._unwritten, "no unwritten acks of another pop have this key"
-        # Make the record first: it raises ValueError for names that a record cannot hold, and then nothing may change.
+        # Make the record first: it raises ValueError for names that a record cannot hold, and in this case nothing must
+        # change.
         message = self._records.check_point(pending, offsets, invisible_ms)
         self._count_in(pending)
         return NewCheckPoint(pending, message, before, after)

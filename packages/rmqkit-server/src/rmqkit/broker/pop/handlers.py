@@ -15,9 +15,9 @@ CHANGE_MESSAGE_INVISIBLETIME     stores a new check point, then an ack of the ol
 
 A handle identifies a popped message. An answer waits until its records are in the log (SYNC_FLUSH: on the disk,
 SYNC_MASTER: at the slaves). An ack of a message that is not pending any more stores no record. Its answer still waits
-until the earlier records of the log are safe. Messages that were popped in order have no check point: their acks move
-the group's offset. Records in an answer are slices of the log. Only records of retry topics are rewritten, with their
-original topic and their handle (POP_CK).
+until the earlier records of the log are durable. Messages that were popped in order have no check point: their acks
+move the group's offset. Records in an answer are slices of the log. Only records of retry topics are rewritten, with
+their original topic and their handle (POP_CK).
 Source: behaviour.md §4.6, §4.8, §4.10, §4.11, §4.14; remoting.md §4.6.1.
 """
 
@@ -101,11 +101,12 @@ class PopHandlerBase(Handlers[PopContext]):
         return NOT_ENOUGH_REPLICAS if durability.lacks_replicas else (ResponseCode.SYSTEM_BUSY, OVERLOADED)
 
     def _is_safe(self, end_offset: int) -> bool:
-        """Return True if the log is safe up to an offset, so that no answer has to wait. Offset 0: nothing was put."""
+        """Return True if the log is durable (flushed and replicated as configured) up to an offset, so that no answer
+        has to wait. Also return True for offset 0, which means that no record was put."""
         return not end_offset or self._context.durability is None or self._context.durability.has(end_offset)
 
     def _when_safe(self, end_offset: int, answer: Callable[[Refusal | None], None], *, answers: int = 1) -> None:
-        """Call ``answer`` as soon as the log is safe up to an offset, or with a refusal if it is not safe in time.
+        """Call ``answer`` as soon as the log is durable up to an offset, or with a refusal if this takes too long.
         After a refusal, popped messages are redelivered when their time is over, and a client has to repeat its ack."""
         durability = self._context.durability
         if durability is None or self._is_safe(end_offset):
@@ -190,7 +191,8 @@ class PopHandlers(PopHandlerBase):
         return self._place_refusal(connection, header, what)
 
     def _place_refusal(self, connection: Connection, header: PollingInfoRequest, what: str) -> Refusal | None:
-        """Return the reason why topic or group do not allow a request, or None. Both may change while it waits."""
+        """Return the reason why topic or group do not allow a request, or None. Both can change while the request
+        waits."""
         return self._topic_refusal(connection, header, what) or self._group_refusal(header.consumer_group)
 
     def _topic_refusal(self, connection: Connection, header: PollingInfoRequest, what: str) -> Refusal | None:
@@ -443,7 +445,8 @@ class PopAckHandlers(PopHandlerBase):
         if not self._is_plain:
             return False
         try:
-            # Check all requests first: after False each is handled alone, and no request may be answered twice.
+            # Check all requests first: after False each request is handled alone, and a request must not be answered
+            # twice.
             for topic, _, queue_id, _, _, revive_queue_id, offsets, _ in pops:
                 config = self._context.topics.get(topic)
                 if config is None or queue_id >= config.read_queue_nums or revive_queue_id == ORDER_REVIVE_QUEUE:
@@ -489,7 +492,7 @@ class PopAckHandlers(PopHandlerBase):
         return ResponseCode.SUCCESS, ""
 
     def _take_batch(self, ack: BatchAck, pending: dict[AckKey, list[int]]) -> None:
-        """Store acks of messages that were popped in order immediately. Add other acks to ``pending``."""
+        """If messages were popped in order, store their acks immediately. Add all other acks to ``pending``."""
         topic = ack.topic
         if ack.retry != NORMAL_TOPIC:
             topic = pop_retry_topic(ack.group, topic, "+" if ack.retry == RETRY_TOPIC_V2 else "_")
@@ -572,7 +575,7 @@ class PopAckHandlers(PopHandlerBase):
     def _answer_stored(
         self, puts: Iterable[PutResult | None], waiting: Waiting, success: Command | None = None
     ) -> None:
-        """Answer requests when all their records are safe, or immediately with an error if a record was refused."""
+        """Answer requests when all their records are durable, or immediately with an error if a record was refused."""
         end_offset, refusal = 0, None
         for put in puts:
             if put is None:  # nothing was stored: the ack is in the log already, or acks are delayed

@@ -11,7 +11,7 @@ their slot long before the slot is due. `PopCounts` holds the counters for Prome
 ``…_lag``, ``…_latency``    overdue check points that are not revived yet, and by how many ms the oldest is overdue
 ==========================  ==========================================================================================
 
-Loop only. Source: behaviour.md §4.9, §4.12, §9.10.
+Use this module only on the event loop. Source: behaviour.md §4.9, §4.12, §9.10.
 """
 
 from __future__ import annotations

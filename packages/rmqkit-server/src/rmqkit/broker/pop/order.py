@@ -4,7 +4,7 @@ The queue is blocked for its group while a message of the last pop is hidden: ne
 Only a pop of the same attempt (``attemptId``) gets the same messages again. The next pop begins at the first
 unacknowledged message, and its answer has the number of earlier deliveries of each message. The file is written every
 few seconds and at stop. After a crash, messages that were popped after the last write are redelivered in order.
-Loop only. Source: behaviour.md §4.14; store.md §9.
+Use this module only on the event loop. Source: behaviour.md §4.14; store.md §9.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _QUEUE_LEVEL = "QUEUE"
 
 
 class OrderInfo(Struct, kw_only=True, omit_defaults=True):
-    """The last pop of one queue; times in ms.
+    """The last pop of one queue. Times are in ms.
 
     Attributes:
         offsets: the offset of the first message, then the difference between each other offset and the first.
@@ -54,7 +54,7 @@ class OrderInfo(Struct, kw_only=True, omit_defaults=True):
         """Return the time when the last hidden message is visible again; None if no message blocks the queue now."""
         hidden_until = self.pop_time + (self.invisible_time or 0)
         times = [(self.visible_at or {}).get(offset, hidden_until) for offset in self.offsets_left]
-        # Use the latest time: while a message is hidden, no later message may be delivered.
+        # Use the latest time: while a message is hidden, later messages must not be delivered.
         return max((time for time in times if time > now_ms), default=None)
 
 

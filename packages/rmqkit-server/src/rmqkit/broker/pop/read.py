@@ -115,7 +115,7 @@ class PopRead:
     def pop(self, header: PopMessageRequest) -> Missing | None:
         """Pop messages. If messages have to be fetched first, change nothing and return their place.
         Raises PeerRefused: the first offset of a new group is not known yet."""
-        # Look for missing messages before any change: a pop cannot be undone.
+        # Search for missing messages before any change: a pop cannot be undone.
         if self._store.older is not None and self._fetched is None and (missing := self._missing(header)) is not None:
             return missing
         self._revive_queue = ORDER_REVIVE_QUEUE if header.order else self._pop.check_points.next_queue()

@@ -6,8 +6,8 @@ drops check points of deleted topics and groups, and messages that were deleted 
 place. While the store refuses messages, the pop is retried after `_AGAIN_MS`. A message that the store can never accept
 goes to the dead letters of the group, and the other messages of its pop are redelivered. A message without room for the
 new properties is redelivered without them. A crash between the put of a message and its ack record leads to another
-delivery. The broker does not limit the number of deliveries, like the reference: consumers do.
-Loop only. Source: behaviour.md §4.12.
+delivery. Like the reference, the broker does not limit the number of deliveries. Consumers limit it. Use this module
+only on the event loop. Source: behaviour.md §4.12.
 """
 
 from __future__ import annotations

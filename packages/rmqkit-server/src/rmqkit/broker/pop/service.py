@@ -16,7 +16,7 @@ in a retry topic that the group has for the topic, wakes one request. The reques
 request that leaves messages in the queue wakes the next request. A request that finds nothing continues to wait and is
 retried at the end of its time. If a message wakes many requests, they are retried in slices, and the loop runs other
 tasks in between.
-Loop only. Source: behaviour.md §4.7, §4.8.
+Use this module only on the event loop. Source: behaviour.md §4.7, §4.8.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ new messages, the pull is answered within `PASSED_BY_MS`, so that its consumer's
 the cost of a message does not grow with the pulls of other queues. The end times of pulls are grouped in slots of
 `_SLOT_MS`, with one timer per slot. The pulls of a closed connection are dropped. If a message wakes more than
 `_AT_ONCE_MAX` pulls, they are answered in slices, in the same order, and the loop runs in between.
-Loop only. Source: behaviour.md §4.4.
+Use this module only on the event loop. Source: behaviour.md §4.4.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class LongPolling:
 
     @property
     def is_full(self) -> bool:
-        """Return True if no further pull may wait."""
+        """Return True if no further pull can wait."""
         return self._count >= HELD_MAX
 
     @property

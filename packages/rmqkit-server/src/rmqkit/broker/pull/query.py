@@ -118,7 +118,7 @@ class QueryHandlers(Handlers[PullContext]):
     @answers(RequestCode.QUERY_CONSUME_QUEUE)
     def queue_entries(self, connection: Connection, command: Command) -> Command:
         """Return entries of a queue from an offset on, within one file of the queue.
-        A group's filter is applied only to entries with an extension unit, like in the reference."""
+        A group's filter is applied only to entries with an extension unit, as in the reference."""
         header = decode_header_leniently(command, QueryConsumeQueueRequest)
         topic, queue_id, group = header.topic, header.queue_id, header.consumer_group
         if topic is None:

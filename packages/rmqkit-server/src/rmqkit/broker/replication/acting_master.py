@@ -2,8 +2,8 @@
 
 If the master is missing, the living broker with the lowest id of its group acts for it. The acting master accepts no
 messages. With ``enableRemoteEscape`` it sends due messages of its log to other brokers (`escape`). Without this setting
-the messages wait for the master. The acting master serves offsets, locks and pulls like any slave that may be read
-from.
+the messages wait for the master. The acting master serves offsets, locks and pulls like any slave from which clients
+can read.
 
 ====================  ==========================================================================================
 event                 action
@@ -34,7 +34,7 @@ timed messages that it never had are delivered. If a member does not answer, the
 name servers list the member, at most `_TRIES` times. Then the broker registers without the member's progress, which
 repeats messages but loses none.
 `PreOnline` runs only with ``enableSlaveActingMaster``, and not with ``skipPreOnline``.
-Loop only. Source: behaviour.md §1.8, §10.5; remoting.md §4.4.
+Use this module only on the event loop. Source: behaviour.md §1.8, §10.5; remoting.md §4.4.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class PreOnline:
         self._ha_address = ha_address
 
     async def run(self) -> None:
-        """Adopt the progress of all living members. When this returns, the broker may register."""
+        """Adopt the progress of all living members. When this returns, the broker can register."""
         others: list[str] = []
         for _ in range(_TRIES):
             members = await self._registration.members()

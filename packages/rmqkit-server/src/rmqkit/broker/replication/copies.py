@@ -1,7 +1,8 @@
 """The copies of a master's log at its slaves, and the offset that answers wait for (*confirm offset*).
 
-A slave reports an offset when its log is safe up to this offset. So a report means a copy of all data before the
-offset. The protocol does not identify the slave of a link. These rules decide which links from one address count:
+A slave reports an offset when it has stored the log up to this offset (with SYNC_FLUSH: on the disk). A report
+therefore confirms a copy of all data before the offset. The protocol does not identify the slave of a link. These rules
+decide which links from one address count:
 
 =================================  ====================================================================================
 link                               counts as a copy
@@ -15,7 +16,8 @@ a later one from the same address  if all counted links before it have reported 
 A slave that reconnects before its old link is known to be dead is therefore not counted twice, and a later link cannot
 replace an earlier link.
 
-Loop only. `rmqkit.broker.durability` holds the answers that wait, `link` has the connections.
+Use this module only on the event loop. `rmqkit.broker.durability` holds the answers that wait, `link` has the
+connections.
 Source: store.md §21.1 to §21.3; behaviour.md §10.3.
 """
 
@@ -89,7 +91,8 @@ class SlaveCopies:
         return 1 + sum(self._is_in_sync(link) for link in self.counting())
 
     def confirmed_offset(self) -> int:
-        """Return the physical offset up to which all required copies exist. Answers of a SYNC_MASTER wait for it."""
+        """Return the physical offset up to which all required copies exist. Answers of a SYNC_MASTER wait for this
+        offset."""
         needed = self.needed_copies()
         if self._settings.all_in_sync_replicas:
             needed = max(needed, self.in_sync_count())
@@ -146,7 +149,7 @@ class SlaveCopies:
         return list(chain.from_iterable(counting.values()))
 
     def count_at(self, address: IpAddress | None) -> int:
-        """Return the number of links from an address that may count as copies."""
+        """Return the number of links from an address that can count as copies."""
         if address is None:
             return 0
         return max(self._members.count_at(address), int(self._settings.ha_addresses.name(address)))

@@ -14,7 +14,7 @@ retried               like a delayed message. Its tries were counted here, and t
 Only the answer SUCCESS means that the message is stored, as durably as the other broker promises. After any other
 answer, or without an answer, the caller retries: a message may be sent twice, but is never lost. The stored body is
 sent unchanged, compressed or not. The born host is the address of this broker.
-Loop only. Source: behaviour.md §9.1 (7), §10.5.
+Use this module only on the event loop. Source: behaviour.md §9.1 (7), §10.5.
 """
 
 from __future__ import annotations

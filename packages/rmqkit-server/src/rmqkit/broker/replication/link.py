@@ -2,9 +2,9 @@
 
 A frame is twelve bytes and a slice of the mapped log. The slice is written without a copy. TLS is recognized by the
 first byte, as on the main port: no report begins with 0x16. With ``haTlsEnable`` only TLS is accepted. Without the
-setting slaves may use TLS if the broker has a certificate.
+setting slaves can use TLS if the broker has a certificate.
 
-Loop only. `rmqkit.broker.replication.master` admits links and decides when they send.
+Use this module only on the event loop. `rmqkit.broker.replication.master` admits links and decides when they send.
 Source: store.md §21.1 to §21.3.
 """
 
@@ -233,7 +233,7 @@ class Link(asyncio.Protocol):
 
     @property
     def _allowance(self) -> int:
-        """The number of bytes that may still be sent in this second."""
+        """The number of bytes that can still be sent in this second."""
         if not self._settings.ha_flow_control:
             return _ROUND_BYTES
         return self._settings.ha_bytes_per_second_max - self._sent_bytes

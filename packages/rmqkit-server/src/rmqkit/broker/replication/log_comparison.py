@@ -10,14 +10,14 @@ the master has                              action
 ==========================================  ===========================================================
 the same record                             the slave follows the master
 another record, or no record although its   the slave finds the point of divergence, logs it once, and
-log continues after the offset              stops for good (`HaSlave.is_diverged`)
+log continues after the offset              stops permanently (`HaSlave.is_diverged`)
 no record: its log is equal, but shorter    the slave is ahead: it logs this once, compares again with
                                             every try, and serves no messages meanwhile
 no record: its log begins later             this is logged once. The slave's store has to be removed
 ==========================================  ===========================================================
 
 The slave never removes data: only an operator can decide which of the two logs is right.
-Loop only. Source: docs/decisions/0007; store.md §21.3, §21.4.
+Use this module only on the event loop. Source: docs/decisions/0007; store.md §21.3, §21.4.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ needs data that retention has deleted    sends only heartbeats, like the referen
 =======================================  ==========================================================================
 
 The work is per frame, never per record (`link`). Data that the broker stores in one loop tick is sent together.
-A report means that the slave has a safe copy of the data (`copies`).
+A report confirms that the slave has stored the data (`copies`).
 
 The protocol does not identify slaves. A link from an address that is neither listed nor the address of a member is
 closed without a read (`members`). `copies` decides which links from one address count. When a slave connects, the other
@@ -27,7 +27,8 @@ links from its machine get a heartbeat: slaves of rmqkit answer with a report, a
 can connect. The port listens on its whole address if the broker is a SYNC_MASTER or in an acting-master group, or if
 allowed or known slaves are on other machines.
 
-Loop only. `durability` holds the answers that wait for copies, `rmqkit.store.replica` reads the log.
+Use this module only on the event loop. `durability` holds the answers that wait for copies, `rmqkit.store.replica`
+reads the log.
 Source: store.md §21.1 to §21.3, §21.5; behaviour.md §10.3.
 """
 
@@ -165,7 +166,8 @@ class HaMaster:
         self.members.signed(address)
 
     def advanced(self, _arrivals: object = ()) -> None:
-        """Send new data in the next tick of the loop. Called whenever the dispatched offset has moved."""
+        """Send new data in the next tick of the loop. The broker calls this whenever the dispatched offset has
+        moved."""
         if self.links and not self._is_round_due:
             self._is_round_due = True
             self._loop.call_soon(self._round)
@@ -270,7 +272,7 @@ class HaMaster:
         return {link.ip for link in self.links}
 
     def is_any_left_out(self) -> bool:
-        """Return True if an address has more links than may count as copies."""
+        """Return True if an address has more links than can count as copies."""
         return any(self._count_from(ip) > self.copies.count_at(ip) for ip in self._linked() if ip is not None)
 
     def _count_from(self, address: IpAddress) -> int:

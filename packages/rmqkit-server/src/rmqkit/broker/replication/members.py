@@ -1,4 +1,4 @@
-"""The group members, which decide which slaves may follow a master's log and which copies count.
+"""The members of a group. They decide which slaves are allowed to follow the master's log, and which copies count.
 
 Answers that wait for copies count a copy if its slave is a member, or if `HaAddresses` contains the address itself (or
 ``any``). The number of copies that count for an address is at most the number of members with the address. Without name
@@ -20,7 +20,7 @@ may break together with the registration. The master requests the members from t
 member is known or a link does not count, and otherwise every 10 s. If an unknown address connects, it requests them
 immediately.
 
-Loop only. Source: behaviour.md §10.3; remoting.md §9.7.
+Use this module only on the event loop. Source: behaviour.md §10.3; remoting.md §9.7.
 """
 
 from __future__ import annotations

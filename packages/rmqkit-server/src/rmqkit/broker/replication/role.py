@@ -151,7 +151,7 @@ class SlaveRole:
 
     @property
     def may_serve(self) -> bool:
-        """Return True if messages may be served: the log was compared with the master's log, or there is no master."""
+        """Return True if messages can be served: the log was compared with the master's log, or there is no master."""
         return self.is_registered and self.log.may_serve
 
     def follow(self, master: str | None, ha_address: str | None) -> None:

@@ -22,12 +22,13 @@ the disk refuses          the link is closed and opened again in the same way. N
 ========================  ==============================================================================
 
 Before it follows, the slave compares its log with the master's log (`log_comparison`). If the logs diverge, or if the
-frames do not continue its log, the slave stops for good and serves no messages (`HaSlave.is_diverged`). A file
+frames do not continue its log, the slave stops permanently and serves no messages (`HaSlave.is_diverged`). A file
 ``diverged`` in the store records this for later starts until a comparison finds equal logs. Otherwise a restarted slave
 would serve a diverged log after its master is gone. Without the master's main address (``haMasterAddress`` and no name
 server) the slave checks only the heads of records. The memory is bounded by the 4 MiB of a read. A crash loses no
 record that was reported with SYNC_FLUSH. `protocol.ha` decodes frames, `store.replica` has the log, `tables` copies the
-tables. Loop only, except `HaSlave.flushed`. Source: store.md §21; behaviour.md §10.1, §10.2.
+tables. Use this module only on the event loop, except `HaSlave.flushed`. Source: store.md §21; behaviour.md §10.1,
+§10.2.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class HaSlave:
         tls: the TLS settings for links with ``haTlsEnable``.
 
     Attributes:
-        divergence: the error that stopped this slave for good, or None.
+        divergence: the error that stopped this slave permanently, or None.
 
     Raises SettingsError: ``haTlsEnable`` without ``tls``.
     """
@@ -152,12 +153,12 @@ class HaSlave:
 
     @property
     def is_diverged(self) -> bool:
-        """True if the log has data that the master's log does not have. Then no messages may be served."""
+        """True if the log has data that the master's log does not have. Then no messages are served."""
         return self.divergence is not None or self._comparison.ahead_from is not None
 
     @property
     def may_serve(self) -> bool:
-        """True if messages may be served: the log matches the master's log, or the comparison was not possible."""
+        """True if messages can be served: the log matches the master's log, or the comparison was not possible."""
         return not (self.is_diverged or self._is_marked) and (self._master is None or self._was_compared)
 
     @property
@@ -218,7 +219,7 @@ class HaSlave:
                 self._mark.unlink(missing_ok=True)
                 self._is_marked = False
             self._was_compared = True
-            # The first report means a copy of all earlier data, so with SYNC_FLUSH the data has to be on the disk.
+            # The first report confirms a copy of all earlier data, so with SYNC_FLUSH the data has to be on the disk.
             await self._flushed_to(end)
             assert self._store.max_physical_offset == end, "nothing is appended before the first report"
             if self._master != master:

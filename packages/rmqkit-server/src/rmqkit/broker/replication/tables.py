@@ -19,7 +19,7 @@ the first copy.) A failure of a step is logged once, and the other steps continu
 type of its topic. If the slave does not have the topic, the record waits until the slave has requested the master's
 topics (`SlaveSync.is_batch_topic`). 5.3 and later return topics and groups in pages if this is configured. Pages with
 the same table version belong together.
-A slave with a timer copies the timer state, unless it acts for its master. Loop only.
+A slave with a timer copies the timer state, unless it acts for its master. Use this module only on the event loop.
 Source: store.md §21.6; behaviour.md §10.1; remoting.md §4.4.
 """
 

@@ -1,6 +1,7 @@
 """The checks that every send has to pass, in the reference's order with its codes and remarks.
 
-`SendChecks.topic_of` creates a missing topic. A header has a long or a short form. Loop only.
+`SendChecks.topic_of` creates a missing topic. A header has a long or a short form. Use this module only on the event
+loop.
 Source: behaviour.md §3.1 to §3.3; remoting.md §4.3.1.
 """
 
@@ -72,7 +73,7 @@ def tries_max(command: Command, asked: int | None, group: SubscriptionGroupConfi
 
 
 def stamps_of(settings: BrokerSettings) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the properties that every message gets, and those properties that the answer contains."""
+    """Return the properties that every message gets, and the part of these properties that the answer contains."""
     answered = {
         property_names.MSG_REGION: settings.region_id,
         property_names.TRACE_ON: "true" if settings.trace_on else "false",

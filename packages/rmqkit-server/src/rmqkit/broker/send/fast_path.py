@@ -4,8 +4,9 @@ their answers to the socket.
 A send is plain if no check can refuse it: its topic exists and needs no special handling, and its queue has messages. A
 message with a delivery time goes to the timer topic. If a message of the run is not plain, or if the store does not
 accept the whole run, the messages are handled one by one (`SendHandlers`). A batch is handled in the same way. Answers
-are sent after the write, or when the last message of the run is as safe as required (`durability`). Both ways store and
-answer the same. A test compares them. Loop only. Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
+are sent after the write, or when the last message of the run is as durable as required (`durability`). Both ways store
+the same records and send the same answers. A test compares them. Use this module only on the event loop.
+Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class FastPath:
 
     def handle(self, connection: Connection, units: Sequence[Frame | Sends]) -> Iterable[Frame]:
         """Store and answer the plain sends of one read. Yield every other request in its original order. The caller
-        must handle a yielded request before it asks for the next one."""
+        must handle a yielded request before it continues the iteration."""
         if len(units) == 1 and not isinstance(first := units[0], Frame):
             return () if self._store_all(connection, first) else self._each(connection, first)
         return self._handle(connection, units)

@@ -71,7 +71,7 @@ _UNUSUAL = frozenset(
         *TIMER_NAMES,
     )
 )
-"""Properties that need special handling, or that only the broker may set."""
+"""Properties that need special handling, or that only the broker can set."""
 _NO_KEYS = "Required message key is missing"
 
 

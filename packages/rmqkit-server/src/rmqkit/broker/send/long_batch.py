@@ -2,7 +2,7 @@
 
 The loop runs other tasks between the slices. Only one batch at a time is prepared, because a batch needs a hundred
 bytes per message. The connection of the batch is not read meanwhile, so that later sends of the connection cannot
-overtake the batch. Loop only. Source: behaviour.md §3.6.
+overtake the batch. Use this module only on the event loop. Source: behaviour.md §3.6.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SEND_REPLY_MESSAGE(_V2): the broker pushes a reply message to its requester (``ReplyMessageProcessor``).
 
-The requester is the producer with the client id in property REPLY_TO_CLIENT. It has 10 s to accept the reply. With
-``storeReplyMessageEnable`` the broker also stores the reply, even if the push failed.
+The requester is the producer with the client id in property REPLY_TO_CLIENT. The requester has 10 s to accept the
+reply. With ``storeReplyMessageEnable`` the broker also stores the reply, even if the push failed.
 Source: behaviour.md §3.8; remoting.md §4.3.1, §4.3.7.
 """
 

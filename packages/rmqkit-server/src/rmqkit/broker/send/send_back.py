@@ -52,7 +52,7 @@ class SendBackHandlers(Handlers[SendContext]):
         if not self._context.settings.broker_permission & Permission.WRITE:
             remark = f"the broker[{self._context.identity.ip}] sending message is forbidden"
             return reply(command, ResponseCode.NO_PERMISSION, remark)
-        # Return SUCCESS without a copy, like the reference: after a refusal the consumer would store a copy.
+        # Like the reference, return SUCCESS without a copy: after a refusal the consumer would store a copy.
         if group.retry_queue_nums <= 0:
             return reply(command)
         retry = self._context.topics.ensure(

@@ -7,7 +7,7 @@ fingerprint instead (heartbeat V2).
 
 `QueueLocks` has the locks for ordered consumption (``RebalanceLockManager``): one client of a group consumes a queue at
 a time. A lock expires 60 s after its last request. Its owner renews it every 20 s.
-Loop only. Source: behaviour.md §2.6, §2.7; remoting.md §9.3.
+Use this module only on the event loop. Source: behaviour.md §2.6, §2.7; remoting.md §9.3.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class ConsumerGroup:
         return self.message_model == BROADCASTING
 
     def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
-        """Replace the subscriptions by those of a heartbeat. Return True if a topic was added or removed."""
+        """Replace the subscriptions by the subscriptions in a heartbeat. Return True if a topic was added or
+        removed."""
         changed = False
         topics: set[str] = set()
         for data in wanted:
@@ -90,8 +91,8 @@ class ClientTable:
     ``filters``: the table in which the subscriptions of every group are registered, until the group is removed.
 
     Attributes:
-        may_be_asked: returns True if a producer may see messages of a topic. Any client can join any group, so
-            membership alone is no permission.
+        may_be_asked: returns True if a producer has the right to see messages of a topic. Any client can join any
+            group, so membership alone is no permission.
     """
 
     def __init__(self, settings: BrokerSettings, clock: Clock, filters: FilterTable) -> None:

@@ -26,7 +26,7 @@ Changes = dict[str, tuple[Row | None, Row]]
 
 
 class SharedWrite(Generic[Row]):
-    """The writes of a table. An earlier content never replaces a later content. Loop only.
+    """The writes of a table. An earlier content never replaces a later content. Use it only on the event loop.
     ``write``: writes changes with `save_aside`, or reverts them and raises StoreUnavailable.
     ``is_due``: True if the table has changes for which no caller waits, or which the disk refused."""
 
@@ -100,7 +100,8 @@ class SharedWrite(Generic[Row]):
 
 
 class LazyTable(ABC):
-    """A table that is written every few seconds. Each change sets ``_is_dirty``. Loop only, except `write`."""
+    """A table that is written every few seconds. Each change sets ``_is_dirty``. Use it only on the event loop, except
+    `write`."""
 
     def __init__(self, path: Path) -> None:
         self._file = JsonFile(path)
@@ -116,7 +117,7 @@ class LazyTable(ABC):
         """Return a copy of the table to write, and mark the table as written."""
 
     def write(self, snapshot: Any) -> None:
-        """Write a snapshot. Any thread may call this, but only one at a time.
+        """Write a snapshot. Any thread can call this, but only one at a time.
         Raises StoreUnavailable: the file could not be written. The table is dirty again."""
         try:
             self._file.save(snapshot)

@@ -4,7 +4,8 @@ Heartbeats register one expression per topic and group. The expression is compil
 group without members is *dead*. It stays for a day (``filterDataCleanTimeSpan``), so that bitmaps are complete if the
 group returns. The dispatcher calls `FilterTable.bitmap_of`, which sets the bits of every group with an expression that
 is true for a message. Dead filters are included. Readers use `PullFilter`, which tests the tag code, the bitmap of a
-queue entry, and the expression on the stored record. Loop only. Source: behaviour.md §6.6; store.md §9.6, §17.3.
+queue entry, and the expression on the stored record. Use this module only on the event loop. Source: behaviour.md §6.6;
+store.md §9.6, §17.3.
 """
 
 from __future__ import annotations

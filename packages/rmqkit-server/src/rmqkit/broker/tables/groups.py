@@ -14,7 +14,7 @@ never deletes these groups. This broker drops a group if all these conditions ho
 
 A group with an offset or a message is never checked again. If the clients of a dropped group return, their first
 heartbeats create the group again. Groups from earlier runs of this broker are not dropped.
-Loop only. Source: behaviour.md §2.8; store.md §9.4.
+Use this module only on the event loop. Source: behaviour.md §2.8; store.md §9.4.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class GroupTable:
         return {group: one for group, one in self._appeared.items() if one.since_ms <= monotonic_ms}
 
     def keep(self, group: str) -> None:
-        """Record that a group that was created automatically is used. It is never dropped."""
+        """Record that an automatically created group is used. Such a group is never dropped."""
         self._appeared.pop(group, None)
 
     def remove_unused(self, group: str) -> Appeared | None:

@@ -2,7 +2,7 @@
 
 A consumer offset is the offset of the next message to consume. A commit may be smaller than the stored offset. The
 table is written every few seconds and at stop, so a crash repeats only the messages of a few seconds. Resets and pull
-offsets are only in memory. Loop only.
+offsets are only in memory. Use this module only on the event loop.
 
 A reset by an operator is pending until the current owner of the queue follows it. Meanwhile the broker ignores commits
 of clients. After a rebalance, the broker may still hold a pull of the former owner. This client ignores the answer, so
@@ -139,11 +139,11 @@ class OffsetTable(LazyTable):
         return [key.removeprefix(start) for key in self._table if key.startswith(start)]
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        # Accept a smaller offset, like the reference: consumers that were reset by hand commit smaller offsets.
+        # Like the reference, accept a smaller offset: consumers that were reset by hand commit smaller offsets.
         self._table.setdefault(topic + _SEPARATOR + group, {})[queue_id] = offset
         self._is_dirty = True
         self._commits += 1
-        # Do not advance the version with each commit, like the reference: slaves copy the table for a new version.
+        # Like the reference, do not advance the version with each commit: slaves copy the table for a new version.
         if self._commits % _VERSION_STEP == 0:
             self._data_version.advance(self._clock.now_ms())
 

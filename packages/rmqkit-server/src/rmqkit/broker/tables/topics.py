@@ -18,7 +18,7 @@ The answer to a request with a global number is for the local queue, or NOT_LEAD
 broker. The mappings are stored in ``config/topicQueueMapping.json``, registered with the topics, and copied by slaves.
 Queues that moved from one broker to another, with offsets that continue over both, are not supported. The broker
 refuses such a mapping, and does not open a file that contains such a mapping.
-Loop only. Source: behaviour.md §2.8, §3.2; remoting.md §4.6.2, §6.4; store.md §9.2.
+Use this module only on the event loop. Source: behaviour.md §2.8, §3.2; remoting.md §4.6.2, §6.4; store.md §9.2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Check-back: the broker asks producers about undecided half messages (``TransactionalMessageCheckService``).
 
-Every round reads each half queue from the position of the last round on. It applies these rules to a half message, in
-this order:
+A *round* is one call of `CheckBack.round`. It reads each half queue from the position at which the last round ended. It
+applies these rules to a half message, in this order:
 
 =====================================================  ================================================================
 half message                                           action
@@ -35,7 +35,7 @@ An acting master asks no producer. It sends half messages to another broker (``e
 them, giving them up or storing them again. The other broker asks the producers then. If a send fails, the round ends.
 
 A round runs in small steps, and the loop runs other tasks in between.
-Loop only. Source: store.md §19.5; behaviour.md §2.6, §9.1.
+Use this module only on the event loop. Source: store.md §19.5; behaviour.md §2.6, §9.1.
 """
 
 from __future__ import annotations
@@ -326,9 +326,9 @@ class CheckBack:
         producer.send(request(RequestCode.CHECK_TRANSACTION_STATE, header, body, one_way=True))
 
     def _pick_producer(self, group: str, topic: str) -> Connection | None:
-        """Return the next producer of a group that may see the topic's messages and has a writable connection. Return
-        None after a few tries: the next round asks again. (The reference also sends to a stalled producer, which costs
-        memory.)"""
+        """Return the next producer of a group that has the right to see the topic's messages and has a writable
+        connection. Return None after a few tries: the next round asks again. (The reference also sends to a stalled
+        producer, which costs memory.)"""
         members = self._clients.producers(group).items()
         producers = [producer for producer, member in members if self._clients.may_be_asked(producer, member, topic)]
         self._producer_turn += 1

@@ -9,7 +9,8 @@ so a truncated log never has an op message without its commit.
 
 Offsets are collected for a while before they are stored in an op message. If a crash loses collected offsets, the
 broker asks the producer about the half message again. The message may be committed twice (at least once), but is never
-lost. `check_back` asks the producers. Loop only. Source: store.md §19.1–19.4; behaviour.md §9.1.
+lost. `check_back` asks the producers. Use this module only on the event loop. Source: store.md §19.1–19.4; behaviour.md
+§9.1.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class OpMessages:
 
     @property
     def is_full(self) -> bool:
-        """Return True if no further transaction may be decided, because op messages cannot be stored now."""
+        """Return True if no further transaction can be decided, because op messages cannot be stored now."""
         return sum(map(len, self._collected.values())) >= COLLECTED_MAX
 
     def add(self, queue_id: int, queue_offset: int) -> None:

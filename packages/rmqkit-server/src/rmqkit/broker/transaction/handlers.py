@@ -100,10 +100,11 @@ class TransactionHandlers(Handlers[TransactionContext]):
 
     @answers(RequestCode.RESUME_CHECK_HALF_MESSAGE, admins_only=True)
     async def resume(self, connection: Connection, command: Command) -> Command:
-        """RESUME_CHECK_HALF_MESSAGE: put a half message again with a counter of 0.
+        """RESUME_CHECK_HALF_MESSAGE: put a copy of a half message into the half topic, and set its number of checks to
+        0.
 
-        The copy replaces the open copy of the transaction, if there is one. Refuse messages that were committed or
-        rolled back.
+        The new copy replaces the newest copy of the transaction. Refuse a transaction that was committed or rolled
+        back.
         """
         header = decode_header_leniently(command, ResumeCheckRequest, missing={"msgId": ""})
         failed = f"Exception was thrown when putting message back to {names.HALF_TOPIC}."

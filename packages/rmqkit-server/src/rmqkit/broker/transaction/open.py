@@ -16,13 +16,13 @@ A half message is open in three cases: it has a newest copy, it was given up, or
 neither passed nor before the position of check-back. The copies of a transaction have the same unique key, birth and
 body CRC. Nothing else connects them, because the records have the format of Apache's broker.
 
-The tables are only in memory. The first decision or round after a start reads both queues from the stored positions on,
-and the last transactions that were given up, in slices. A crash loses the op messages of the last
-``transactionOpBatchInterval``, and a restart loses the decisions of transactions that were given up. So transactions
-that are open at the start are *doubtful*: the index is searched for the commit of such a transaction before it is
-decided or a producer is asked. Commits with a delay and rollbacks are not in the index. A producer is asked about these
-half messages again.
-Loop only. Apache's broker has no such tables: it carries out each decision about any copy.
+The tables are only in memory. The first decision, or the first round of check-back, after a start reads both queues
+from the stored positions on, and the last transactions that were given up, in slices. A crash loses the op messages of
+the last ``transactionOpBatchInterval``, and a restart loses the decisions of transactions that were given up. So
+transactions that are open at the start are *doubtful*: the index is searched for the commit of such a transaction
+before it is decided or a producer is asked. Commits with a delay and rollbacks are not in the index. A producer is
+asked about these half messages again. Use this module only on the event loop. Apache's broker has no such tables: it
+carries out each decision about any copy.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ The newest heartbeat of a client is stored and sent first over each new connecti
 again before it gets other requests. Requests are passed on unchanged, including signatures. A proxy with users checks
 them first, so it never allows more than the brokers.
 
-The limits are: pending requests per client (`CALLS_MAX`), in total (two lanes) and in bytes; unsent bytes of a client
-to a broker; stored heartbeats; and the time of a broker's answer, after which the connection to the broker is closed.
-Loop only. Source: grpc.md §11; remoting.md §4.2, §4.3, §4.5.
+The limits are: pending requests per client (`CALLS_MAX`), in total (two `Lane` limits) and in bytes; unsent bytes of a
+client to a broker; stored heartbeats; and the time of a broker's answer, after which the connection to the broker is
+closed. Use this module only on the event loop. Source: grpc.md §11; remoting.md §4.2, §4.3, §4.5.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class RemotingPort:
         remoting: returns the connections of one client to brokers. The router handles the brokers' requests. The
             connections do not sign requests.
         host: the host in routes; empty: the host that the client connected to.
-        port: the port in routes; may be set later.
+        port: the port in routes; can be set later.
 
     Attributes:
         router: the handlers.

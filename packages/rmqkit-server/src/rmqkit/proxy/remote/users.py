@@ -67,7 +67,7 @@ class ProxyUserSettings(Struct, kw_only=True):
 
 
 class Users:
-    """The check of the signatures and permissions of calls; loop only.
+    """The check of the signatures and permissions of calls. Use it only on the event loop.
 
     Args:
         inner: the credentials of the proxy; calls signed with them have all permissions, as at a broker.

@@ -63,7 +63,7 @@ REFUSED = _RESERVED | {property_names.INNER_MULTI_DISPATCH, property_names.INNER
 
 @lru_cache(maxsize=4096)
 def check_topic(topic: str) -> str:
-    """Return the topic if clients may use it."""
+    """Return the topic if clients can use it."""
     if not topic.strip():
         raise Refused(Code.ILLEGAL_TOPIC, "The specified topic is blank")
     if len(topic) > names.TOPIC_CHARACTERS_MAX:
@@ -79,7 +79,7 @@ def check_topic(topic: str) -> str:
 
 @lru_cache(maxsize=4096)
 def check_group(group: str) -> str:
-    """Return the consumer group if clients may use it."""
+    """Return the consumer group if clients can use it."""
     if not group.strip():
         raise Refused(Code.ILLEGAL_CONSUMER_GROUP, "the specified group is blank")
     if len(group) > names.GROUP_CHARACTERS_MAX:

@@ -3,7 +3,7 @@
 
 Clients are identified by their id: calls of several connections with the same id belong to one client. While a client
 is known, its id belongs to the user of its first call, and calls of other users with this id are refused. A client
-without calls is forgotten after the time that brokers wait for a heartbeat. Loop only.
+without calls is forgotten after the time that brokers wait for a heartbeat. Use this module only on the event loop.
 
 Clients can invent ids, so the table is bounded for each *origin*: the user who signs, or the address if authentication
 is off.
@@ -270,7 +270,7 @@ class Clients:
             raise Refused(Code.TOO_MANY_REQUESTS, f"flow limit: {CLIENTS_MAX} clients are known")
 
     def _forget_one(self, passing: OrderedDict[str, Client]) -> bool:
-        """Forget the client that called least recently among those without an active call. Return False if all clients
+        """Forget a client that has no active call: the client with the oldest last call. Return False if all clients
         have active calls."""
         for client in passing.values():
             if not client.calls and client.stream is None:

@@ -72,7 +72,7 @@ class StreamFailed(Exception):
 
 
 class Endpoint:
-    """The service for the calls of all clients; loop only.
+    """The service for the calls of all clients. Use it only on the event loop.
 
     Args:
         backend: the brokers.

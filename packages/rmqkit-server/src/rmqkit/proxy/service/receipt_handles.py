@@ -2,7 +2,7 @@
 
 A consumer that receives with ``auto_renew`` does not send the time that its handlers need. Its messages are hidden for
 a minute, and the endpoint extends this time while the consumer holds the messages. The table has the newest handle of
-each message, for acks that contain an older handle. Loop only. Source: grpc.md §8.2.
+each message, for acks that contain an older handle. Use this module only on the event loop. Source: grpc.md §8.2.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Renewals:
 
     async def release(self, client_id: str) -> None:
         """Release the messages that a client holds: the broker redelivers them after a second."""
-        # Remove the messages from the table before the first await: neither `round` nor an ack may find them any more.
+        # Remove the messages from the table before the first await: neither `round` nor an ack must find them any more.
         held = self._held.pop(client_id, {})
         self._count -= len(held)
         assert self._count >= 0, "the released messages were counted"

@@ -84,7 +84,7 @@ _RecallResponse = message_class("RecallMessageResponse")
 _EndResponse = message_class("EndTransactionResponse")
 _TelemetryCommand = message_class("TelemetryCommand")
 
-# The message was stored, but not as safely as requested.
+# The message was stored, but not as durably as requested.
 _UNSAFE = {
     ResponseCode.FLUSH_DISK_TIMEOUT: (Code.MASTER_PERSISTENCE_TIMEOUT, "FLUSH_DISK_TIMEOUT"),
     ResponseCode.FLUSH_SLAVE_TIMEOUT: (Code.SLAVE_PERSISTENCE_TIMEOUT, "FLUSH_SLAVE_TIMEOUT"),
@@ -100,7 +100,8 @@ class _Stored(Struct, rename={"queue_offset": "queueOffset"}):
 
 @dataclass(slots=True)
 class _Half:
-    """A half message. ``users``: its sender and the users who received check-backs, who may end the transaction.
+    """A half message. ``users``: the users who have the right to end the transaction: its sender, and the users who
+    received check-backs.
     ``ended``: the resolution, or None. ``since_ms``: monotonic time when the half message was stored here."""
 
     broker: str

@@ -82,7 +82,7 @@ class Http2Connection(Link):
         frame_bytes_max: the largest frame that the client accepts.
         pending_bytes: the bytes of answers that wait for the client's windows.
         taken: a future while the client does not read; done when the client reads again.
-        initial_window, send_window: number of bytes that may be sent on a new stream, and on all streams together.
+        initial_window, send_window: number of bytes that can be sent on a new stream, and on all streams together.
     """
 
     def __init__(
@@ -524,7 +524,8 @@ class Http2Connection(Link):
             raise StreamError(ErrorCode.PROTOCOL_ERROR)
 
     def _must_be_open(self, stream_id: int) -> None:
-        """Raise Http2Error if the client has not opened the stream, or may not open a stream with this number."""
+        """Raise Http2Error if the client has not opened the stream, or is not allowed to open a stream with this
+        number."""
         if not stream_id or stream_id > self._last_id or not stream_id & 1:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} was not opened")
 

@@ -79,7 +79,7 @@ class Http2Stream:
         declared_bytes: the size that the headers of the request declare, -1 for none.
         received_bytes: the bytes of the request's body so far.
         receive_window: number of bytes that the peer may send.
-        extra_window: number of bytes that may be sent to the peer, in addition to the connection's ``initial_window``.
+        extra_window: number of bytes that can be sent to the peer, in addition to the connection's ``initial_window``.
     """
 
     __slots__ = (

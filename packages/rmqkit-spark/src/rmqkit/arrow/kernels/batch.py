@@ -88,11 +88,11 @@ class MessageBatch:
         return len(self._record)
 
     def of_record(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return for each row the number of its record: convert one number per record to one number per row."""
+        """Convert one number per record to one number per row: each row gets the number of its record."""
         return values if self._is_plain else values[self._record]
 
     def array_of_record(self, values: pa.Array) -> pa.Array:
-        """Return for each row the Arrow value of its record: convert one value per record to one value per row."""
+        """Convert one Arrow value per record to one value per row: each row gets the value of its record."""
         return values if self._is_plain else values.take(pa.array(self._record))
 
     def field(self, name: str) -> NDArray[np.int64]:
@@ -111,7 +111,8 @@ class MessageBatch:
         return members
 
     def flags(self) -> NDArray[np.int64]:
-        """Return the application's flag. Each member of an inner batch has its own flag."""
+        """Return the application's flag of each row. A row for a member of an inner batch has the flag of this
+        member."""
         flags = self.field("flag")
         if self._members:
             flags = flags.copy()

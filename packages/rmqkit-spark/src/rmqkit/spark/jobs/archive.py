@@ -84,7 +84,7 @@ class Archived(Struct):
         records, rows, files, bytes: the numbers that the run added. Rows are messages, bytes are bytes of the files.
         lost: number of damaged places and records without a row, if damage is skipped.
         missing_bytes: bytes of the log that were deleted before they were archived.
-        deletable: log files that may be deleted, if the caller requested the deletion.
+        deletable: log files that can be deleted, if the caller requested the deletion.
         deleted: "yes" if the log files were deleted, otherwise the reason why they were not.
         segments: the parts of each log file that the run read.
     """
@@ -250,7 +250,7 @@ def _written(
     spark: SparkSession, splits: Sequence[Split], plan: ArchivePlan, run: Run, done: Archived, files: dict[str, Segment]
 ) -> Run:
     """Write and verify the files of a run. Return its manifest.
-    Raises StoreError: as `archive`; the written files are removed."""
+    Raises StoreError: see `archive`; the written files are removed."""
     try:
         made = run_tasks(spark, partial(archive_split, plan), splits)
         run.files = [file for one in made for file in one.files]

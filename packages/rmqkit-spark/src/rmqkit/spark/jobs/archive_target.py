@@ -161,7 +161,7 @@ class Target(Struct, frozen=True):
         return f"{_FOLDER}/staging/{number:06d}"
 
     def pending(self) -> list[Run]:
-        """Return the run that was killed during its publication, or an empty list. Raises StoreError: as `runs`."""
+        """Return the run that was killed during its publication, or an empty list. Raises StoreError: see `runs`."""
         filesystem = self.filesystem()
         found = filesystem.get_file_info(pafs.FileSelector(_FOLDER, allow_not_found=True))
         return [_load(filesystem, one.path, self) for one in found if one.base_name.endswith(".publishing")]

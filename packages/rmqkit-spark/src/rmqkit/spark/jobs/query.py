@@ -7,7 +7,7 @@ offset message id        the record at its physical offset
 key, or unique id        the records that the index has for it in the topic; without topic or index everything
 topic                    the records that the topic's consume queues point at; without consume queues everything
 times                    only the log files that may have messages of these times
-SQL                      the columns that the statement uses; of ``messages`` only what its WHERE allows
+SQL                      the columns that the statement uses; only the messages that its WHERE selects
 =======================  =======================================================================================
 
 The topics and times in the manifests of an archive (`rmqkit.spark.jobs.archive`, in any format) select the files to
@@ -94,8 +94,8 @@ def query(
 
 
 def sql(spark: SparkSession, path: str, text: str, options: Mapping[str, str] | None = None) -> DataFrame:
-    """Run a SELECT over the views `VIEWS` of a store or an archive; further options are those of
-    ``rocketmq-store``. Other views of the session can be joined.
+    """Run a SELECT over the views `VIEWS` of a store or an archive; further options are options of ``rocketmq-store``.
+    Other views of the session can be joined.
     Raises SettingsError: an option is not valid, or the session has a view with the name of a table.
     Raises AnalysisException: Spark cannot analyze the statement."""
     given, path = dict(options or {}), address(spark, path)

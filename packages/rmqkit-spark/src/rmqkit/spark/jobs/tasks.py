@@ -76,7 +76,7 @@ def reduce_tasks(
     add: Callable[[Result, Result], Result],
 ) -> Result:
     """Run ``work`` on every item and add up the results. ``items`` must not be empty.
-    Raises RmqError: as `run_tasks`."""
+    Raises RmqError: see `run_tasks`."""
     if is_connect(spark):
         return functools.reduce(add, run_tasks(spark, work, items))
     with one_line():
@@ -91,7 +91,7 @@ def regroup_tasks(
 ) -> list[Result]:
     """Run ``work`` on every item. ``work`` yields keys with values. Then run ``fold`` on every key with all values of
     the key, in any order. Return the results that ``fold`` yields. Keys are tuples of numbers and texts, or None.
-    Raises RmqError: as `run_tasks`."""
+    Raises RmqError: see `run_tasks`."""
     if not items:
         return []
     with one_line():

@@ -198,7 +198,7 @@ def check_split(plan: Checked, split: Split) -> list[tuple[LogRange, Seen]]:
 
 def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, str, int], QueueEnd]]:
     """Check some files (stage 2). Return the findings and the ends of their queues.
-    Raises StoreError: as `check_split`."""
+    Raises StoreError: see `check_split`."""
     assert plan.sizes is not None, "stage 2 runs only with the sizes of files"
     with disk_errors(plan.root):
         log = LogView(files.log)
@@ -214,7 +214,8 @@ def check_files(plan: Checked, files: Files) -> tuple[Report, dict[tuple[str, st
 def joined(
     log: LogView, report: Verified, found: Iterable[tuple[LogRange, Seen]], derived: DerivedFiles | None
 ) -> Seen:
-    """Join the results of stage 1 up to the end of the log. Add their findings and counts to the report."""
+    """Join the results of stage 1 (`check_split`) for all ranges up to the end of the log, and return the joined
+    result. Add the findings and counts of these ranges to the report."""
     counts: dict[Path, SegmentCounts] = {}
     damages = LogDamage(report)
     whole = Seen(report, {}, Equal())

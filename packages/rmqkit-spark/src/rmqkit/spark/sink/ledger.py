@@ -16,10 +16,9 @@ aborted   after a failure       half messages with an earlier born time are void
 
 The topic is ``rmqkit-ledger-<producer group>``. All entries are in the first queue of the first broker that has the
 topic. Every process reads them in the order of this queue, so all processes agree on the decision and on the holder of
-the lease (`progress`, pure). A lease lasts three times ``transactionSettleMs``. Its holder starts END_TRANSACTION
-requests during the first third. Each request is written within another third, and takes effect within the last third or
-never. The state of a batch is known while the topic retains its entries (``fileReservedTime``). See
-docs/decisions/0006.
+the lease (`progress`). A lease lasts three times ``transactionSettleMs``. Its holder starts END_TRANSACTION requests
+during the first third. Each request is written within another third, and takes effect within the last third or never.
+The state of a batch is known while the topic retains its entries (``fileReservedTime``). See docs/decisions/0006.
 """
 
 from __future__ import annotations

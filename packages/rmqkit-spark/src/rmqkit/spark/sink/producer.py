@@ -120,7 +120,7 @@ class SinkProducer:
 
     def stage(self, rows: Iterable[PlacedMessage], batch: Batch, staged: list[Half]) -> None:
         """Store rows as half messages. Add the stored half messages to ``staged``, even if the call fails.
-        Raises MessageIllegal, NoRoute, PeerRefused, SendFailed: as `send`."""
+        Raises MessageIllegal, NoRoute, PeerRefused, SendFailed: see `send`."""
         self._portal.run(lambda: self._stage_all(list(rows), batch, staged))
 
     def end(self, halves: Sequence[Half], batch: Batch, state: TransactionState, until_ms: float) -> Ended:
@@ -202,7 +202,7 @@ class SinkProducer:
                 await self.pool.runtime.calls.ask_end_transaction(address, header, self.options.settle_ms)
             except PeerRefused as error:
                 ended.refused.append((half, error))
-                # The next row of a lane must not become visible before this row, which is retried.
+                # The next row of a lane (`Half.lane`) must not become visible before this row, which is retried.
                 if half.lane >= 0:
                     ended.unsent += lane[number + 1 :]
                     return

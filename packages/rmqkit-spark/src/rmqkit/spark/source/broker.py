@@ -534,7 +534,8 @@ def read_option(name: str, text: str) -> Offsets | None:
 
 def limited(start: Offsets, end: Offsets, count_max: int) -> Offsets:
     """Lower ``end``, so that about ``count_max`` messages remain after ``start``. Each queue gets a number in
-    proportion to its messages, but at least one, or a small queue among large ones would never advance."""
+    proportion to its messages, but at least one message. Otherwise a small queue among large queues would never
+    advance."""
     backlog = {queue: max(offset - start.get(queue, offset), 0) for queue, offset in end.items()}
     total = sum(backlog.values())
     if total <= count_max:

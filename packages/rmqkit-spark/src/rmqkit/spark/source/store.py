@@ -117,7 +117,7 @@ class StoreReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of one partition as Arrow record batches; runs in a task."""
-        # Yield each batch at once: when limit() has enough rows, Spark stops the worker, and the rest is not read.
+        # Yield each batch immediately: when limit() has enough rows, Spark stops the worker, and the rest is not read.
         for part in partition.value:
             yield from read_part(part, self._plan)
 
@@ -175,7 +175,7 @@ def store_splits(options: StoreOptions) -> list[Split]:
 
 def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> list[Part]:
     """Return the parts of the store to read for the messages that meet some conditions.
-    Raises StoreError: as `store_splits`. Raises SettingsError: a key is set without a topic."""
+    Raises StoreError: see `store_splits`. Raises SettingsError: a key is set without a topic."""
     try:
         return plan_parts(
             options.path,

@@ -204,7 +204,7 @@ def _config(root: str, name: str, table: str) -> dict[str, Any]:
 
 
 class _Waiting(Struct, frozen=True):
-    """The messages of a queue without ``left_out``, which are the half messages that are already decided."""
+    """The messages of a queue, except ``left_out``: half messages that are already decided."""
 
     split: QueueSplit
     left_out: frozenset[int] = frozenset()

@@ -1,7 +1,8 @@
 """`TaskSource` runs functions in tasks of a session without RDDs, for `rmqkit.spark.jobs.tasks`.
 
 Spark Connect sends data frames to its server, but no functions over lists. Therefore a list of items is passed in the
-options of a source, whose partitions are the tasks: each task gets only its own items. It is an internal format.
+options of a source, whose partitions are the tasks: each task gets only its own items. `TaskSource` is an internal
+format.
 """
 
 from __future__ import annotations

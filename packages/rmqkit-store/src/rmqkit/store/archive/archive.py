@@ -1,8 +1,8 @@
 """The archive of a commit log: the list of its segments, and reads of the messages that the log has deleted.
 
 `Archive.refresh` lists the existing segments. After a refresh, the number ranges of all queues are known without
-further requests. Calls block until the place answers. Any thread may call them; a broker uses separate threads for
-them. Memory is bounded:
+further requests. Every call blocks until the storage of the segments (`Place`) answers. Any thread can call the
+methods. A broker uses separate threads for these calls. Memory is bounded:
 
 =================  ====================================================================================================
 fetched bytes      cached for later reads, `CACHE_BYTES` in total; the most recently read ones stay
@@ -252,7 +252,7 @@ class Archive:
     def _change(self, gone: list[_Known], found: list[Found]) -> int:
         """Drop segments, and add the found segments that belong to the log. Return the number of added segments.
 
-        Raises as `refresh`.
+        Raises the errors of `refresh`.
         """
         if self._owner is not None:
             self._owner.settle(found, str(self.place))
@@ -348,9 +348,8 @@ class Archive:
         """Compare the newest segments with the log.
 
         Args:
-            first_record: returns the first record of the log file that begins at an
-                first_record: returns the first record of the log file that begins at an offset, or None if the file is
-                    gone.
+            first_record: returns the first record of the log file that begins at an offset, or None if the file is
+                gone.
 
         Raises:
             StoreError: the segments belong to another log.
@@ -401,7 +400,7 @@ class Archive:
         tags_code: Callable[[bytes], int] | None = None,
     ) -> GetResult:
         """Read messages of a queue from an offset on, like `Reader.get` for the log. The min and max offset in the
-        result are those of the archive. The read stops at the end of the segment, so that a caller waits for one object
+        result belong to the archive. The read stops at the end of the segment, so that a caller waits for one object
         only.
 
         Args:

@@ -2,8 +2,9 @@
 
 `contents_of` scans the file. It determines the queue of every record and the order of the records in each queue. With
 numpy, the scan handles runs of records (`rmqkit.store.log.scan`, `DispatchColumns`) and is several times as fast.
-Without numpy, the scan handles one record at a time. It does so, too, for the rare file in which a topic was deleted
-and created again. Tests check that both scans return the same result. Source: store.md §3, §4, §7.
+Without numpy, the scan handles one record at a time. In the rare file in which a topic was deleted and created again,
+the scan always handles one record at a time. Tests check that both scans return the same result. Source: store.md §3,
+§4, §7.
 """
 
 from __future__ import annotations

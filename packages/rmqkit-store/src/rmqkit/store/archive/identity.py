@@ -1,7 +1,8 @@
 """The identity of a log. Each segment has the identity of its log, so that a broker reads only its own segments.
 
 The identity is 16 random bytes in hex. The first master that archives a log creates the identity before it writes the
-first segment. The store has the identity in a note beside ``checkpoint`` (`NOTE`), each segment in its directory.
+first segment. The store has the identity in a note beside ``checkpoint`` (`NOTE`). Each segment has the identity in its
+directory.
 
 A store with a note accepts these segments:
 

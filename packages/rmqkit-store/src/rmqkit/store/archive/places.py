@@ -1,8 +1,8 @@
 """Places that store segments: `Folder`, a directory, and `Objects`, a bucket or another address that pyarrow reads.
 
 A segment appears under its name only when it is complete. A folder renames a finished file. An object store publishes
-an object when its stream is closed. A segment that was cut nevertheless has no footer, and counts as missing.
-`place_of` returns the place of a setting.
+an object when its stream is closed. If a segment is incomplete in spite of this, it has no footer, and counts as
+missing. `place_of` returns the place of a setting.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def place_of(setting: str, below: str) -> Place:
 
 
 def place_at(address: str) -> Place:
-    """Return the place of a complete path or address, including the folder of a broker. Raises as `place_of`."""
+    """Return the place of a complete path or address, including the folder of a broker. Raises the errors of
+    `place_of`."""
     if _ADDRESS.match(address):
         head, mark, options = address.partition("?")
         above, _, below = head.rstrip("/").rpartition("/")

@@ -1,7 +1,8 @@
 """A sealed segment: one full file of the CommitLog, its records sorted by queue, in one compressed file.
 
-The records of a queue are in one part of the file, even if the log mixed many queues. A consumer reads them in a few
-large requests. Nothing is lost: bytes that are not a record are included, and `rebuild` restores the log file. ::
+The records of a queue are stored together in the segment, even if records of other queues are between them in the log.
+A consumer therefore needs only a few large requests to read a queue. The segment also contains the bytes that are not a
+record, so that `rebuild` restores the log file exactly. ::
 
     "RMQARCH1" | block | block | … | sections | directory | footer
 
@@ -19,7 +20,8 @@ is the directory's position, its length, its CRC-32 and "RMQARCH1". A file witho
 are big-endian.
 
 Not handled here: the places of segments (`rmqkit.store.archive.places`), the list of segments
-(`rmqkit.store.archive.archive`), queues of batch topics except by the numbers of their records, light queues.
+(`rmqkit.store.archive.archive`), and light queues. Of a batch topic, a segment contains only the queue offsets of the
+records, not the entries of the queue.
 """
 
 from __future__ import annotations
@@ -142,7 +144,6 @@ def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool, lo
         log: the content of the file.
         start: physical offset of its first byte, which is its name.
         with_tags: whether TAGS is a key, too (``indexTags``).
-        with_tags: whether TAGS is a key (``indexTags``), too.
         log_id: the identity of the log.
 
     Raises:
@@ -291,12 +292,12 @@ class SegmentFile:
             raise StoreError(f"{self.name} is damaged at {position}: {error}") from None
 
     def blocks(self) -> list[Block]:
-        """Return all blocks, in the order of the queues. Raises as `section`."""
+        """Return all blocks, in the order of the queues. Raises the errors of `section`."""
         return [Block(*row) for row in BLOCK.iter_unpack(self.section(self.directory.blocks))]
 
     def contents(self, blocks: list[Block]) -> list[bytes]:
         """Return the content of consecutive blocks with one read. Stop at the first damaged block.
-        Raises as `section`, if the first block is damaged."""
+        Raises the errors of `section`, if the first block is damaged."""
         begin = blocks[0].position
         # Use one read: an object store charges more for a request than for the bytes.
         stored = self._read_at(begin, sum(block.stored_bytes for block in blocks))
@@ -323,7 +324,8 @@ class SegmentFile:
         return PlaceOf(block, position) if found == physical_offset else None
 
     def offsets_of(self, key_hash: int) -> Iterator[int]:
-        """Yield the physical offsets of records that have a key with this hash, in log order. Raises as `section`."""
+        """Yield the physical offsets of records that have a key with this hash, in log order. Raises the errors of
+        `section`."""
         parts = self.directory.keys
         # Rows with this hash may begin at the end of an earlier part.
         at = max(0, bisect_right(parts, key_hash - 1, key=lambda part: part[0]) - 1)
@@ -359,7 +361,7 @@ def _first_row(rows: bytes, layout: struct.Struct, value: int) -> int:
 def parts_of(segment: SegmentFile) -> Iterator[tuple[int, bytes]]:
     """Yield all records and other bytes of a segment with their physical offsets, block by block.
 
-    Raises as `section`.
+    Raises the errors of `section`.
     """
     of_blocks: dict[int, list[tuple[int, int]]] = {}
     for _, part in segment.directory.places:

@@ -18,8 +18,8 @@ New keys stay in memory until `IndexFile.write`.
 Entries and header are written with ``pwrite``. Slots are written through a mapping, because the three keys of a message
 would be three writes of four bytes. The blocks of header and slots are allocated before they are mapped, so that a full
 disk is an error, not a signal. A process that reads beside a running broker finds complete chains: entries are written
-first, then slots, and the header last. Owner thread only. Not handled here: the list of files, and when keys are
-entered (`message_index`).
+first, then slots, and the header last. Use this module only in the owner thread of the store. Not handled here: the
+list of files, and when keys are entered (`message_index`).
 Source: store.md §7.
 """
 

@@ -1,13 +1,14 @@
 """The index: messages by key, in files named by their creation time (``IndexService``).
 
 After a crash, a file that is not full is useless: it is deleted at load, and recovery enters the keys of the records
-that it scans. Therefore keys may stay in memory. They are entered `_WAITING_MAX` messages at a time (fewer messages if
+that it scans. Therefore keys can stay in memory. They are entered `_WAITING_MAX` messages at a time (fewer messages if
 they have many keys), at the first message after `_WAITING_MS`, and before a query or a clean stop. Under load numpy
 enters all of them together.
 
 ``indexfiles``, a note (`rmqkit.store.files`), lists the files that a start must find: nothing else in a store shows
-that an index file is missing. A full file is added to the list when it is on the disk, the newest file after a clean
-stop. A missing file stays in the list, and every start logs it, until it would have expired or the index is rebuilt.
+that an index file is missing. A full file is added to the list when it is on the disk. The newest file is added at a
+clean stop. A missing file stays in the list, and every start logs it, until it would have expired or the index is
+rebuilt.
 
 The index follows the log and never blocks it. In a running store (`MessageIndex.may_fall_behind`) a failed write does
 not raise an error:
@@ -22,7 +23,7 @@ up to date                   ``put`` holds keys in memory, and enters them when 
 an unexpected error          the keys in memory are dropped, and ``behind_from`` is the end of the newest file
 ===========================  ===========================================================================================
 
-Owner thread only, except `MessageIndex.sync_full`. Source: store.md §7.
+Use this module only in the owner thread of the store, except `MessageIndex.sync_full`. Source: store.md §7.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class MessageIndex:
         may_fall_behind: whether the index falls behind the log after a failed write. If False, a failed write raises
             OSError.
         behind_from: physical offset of the first record whose keys are neither in the files nor in memory, or None.
-        failure: the error because of which the index fell behind, or None.
+        failure: the error that made the index fall behind, or None.
     """
 
     def __init__(self, directory: Path, slot_count: int, entry_count: int, *, tags_as_keys: bool = True) -> None:
@@ -421,7 +422,7 @@ class MessageIndex:
         return self._words >= _WAITING_WORDS or self._bytes >= _WAITING_BYTES
 
     def put_all(self, records: Sequence[HasKeys]) -> None:
-        """Accept the keys of several records, and hold them until they are entered. Raises OSError: as `put`."""
+        """Accept the keys of several records, and hold them until they are entered. Raises OSError: see `put`."""
         assert not records or records[0].physical_offset <= records[-1].physical_offset, "records come in log order"
         if records and self._misses(records[0].physical_offset):
             return
@@ -436,7 +437,7 @@ class MessageIndex:
             self._enter_or_fall_behind()
 
     def put_rows(self, rows: KeyRows) -> None:
-        """Accept the keys of records that the compiled core hashed. Raises OSError: as `put`."""
+        """Accept the keys of records that the compiled core hashed. Raises OSError: see `put`."""
         if self._misses(rows.physical_offset):
             return
         if self._is_behind or rows.physical_offset <= self._taken:
@@ -661,7 +662,7 @@ class MessageIndex:
         §7.5.
         ``accept``: returns True if the record at a physical offset has the key. Without it, the result may include
         records that have another key with the same hash.
-        Raises OSError: waiting keys cannot be entered, and the index may not fall behind."""
+        Raises OSError: waiting keys cannot be entered, and the index is not allowed to fall behind."""
         self._enter_or_fall_behind()
         found: list[int] = []
         hashed = key_hash(topic, key)

@@ -50,7 +50,8 @@ class PropertyColumns:
 
     @classmethod
     def of_keys(cls, keys: Sequence[Keys]) -> PropertyColumns:
-        """Return the columns of records with known `NAMES`. Their values are joined without a search."""
+        """Return the columns of records from their values of the properties in `NAMES`. The properties of the records
+        are not searched again."""
         values = list(chain.from_iterable(keys))
         assert len(values) == len(NAMES) * len(keys), "each record has a value of each name, which may be empty"
         columns = cls(values)

@@ -40,7 +40,7 @@ _SAFETY_MS = 3000
 
 
 class Checkpoint:
-    """The six numbers and their file. Any thread may call `save`, `reach` and `step_back`."""
+    """The six numbers and their file. Any thread can call `save`, `reach` and `step_back`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -90,7 +90,7 @@ class Checkpoint:
         record.
         Raises OSError: the checkpoint cannot be saved."""
         with self._lock:
-            # No flush may raise the timestamps until the clock has passed the former time: they would cover records
+            # A flush must not raise the timestamps until the clock has passed the former time: they would cover records
             # that are not yet written.
             self._held_until = max(before_ms, self._held_until)
             earlier_ms = now_ms - 1  # with `now_ms`, a file that ends now would count as flushed

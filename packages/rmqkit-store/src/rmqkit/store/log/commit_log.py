@@ -8,7 +8,8 @@ full. The next write overwrites the bytes that a failed write left after the end
 Invariants: ``committed_offset`` moves only after all bytes before it are in the page cache. Offsets only grow. An
 append costs one system call, and is committed immediately. A crash of the process loses no committed record. A crash of
 the machine loses the records that were not flushed. With the transient store pool, an append costs a copy and is
-committed later. Owner thread only, except `commit` and the values that flush threads read.
+committed later. Use this module only in the owner thread of the store, except `commit` and the values that flush
+threads read.
 
 `LogStart` stores the start of the log in the note ``logstart``, beside ``checkpoint``. Apache's broker does not know
 the note. The note distinguishes a missing first file from retention. Its one field is ``start``, the physical offset of
@@ -207,7 +208,7 @@ class CommitLog:
         self._find_end()
 
     def commit(self, least_bytes: int = 0) -> bool:
-        """Move the content of the pool to the page cache. Return True if anything was moved. Only one thread may call
+        """Move the content of the pool to the page cache. Return True if anything was moved. Only one thread can call
         this at a time.
         Raises OSError: the write failed; the next call retries."""
         if self.pool is None:
@@ -247,7 +248,8 @@ class CommitLog:
         return self.slice(physical_offset, int.from_bytes(head[:4], "big", signed=True))
 
     def appended_record_at(self, physical_offset: int) -> memoryview | bytes | None:
-        """Return the record at an offset like `record_at`, even if it is still in the pool. Owner thread only."""
+        """Return the record at an offset like `record_at`, even if it is still in the pool. Call it only in the owner
+        thread of the store."""
         found = self.record_at(physical_offset)
         if found is not None or self.pool is None:
             return found
@@ -368,7 +370,7 @@ def gone_files(noted: int, start: int) -> str:
 
 
 class LogStart:
-    """The start note of a store. Owner thread only.
+    """The start note of a store. Use it only in the owner thread of the store.
 
     Args:
         is_replica: whether the store belongs to a slave. A slave's master determines the start of the log.

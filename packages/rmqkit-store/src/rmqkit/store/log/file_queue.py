@@ -176,7 +176,7 @@ class FileQueue:
         return count
 
     def sync(self, *, unnamed: set[MappedFile] | None = None) -> None:
-        """Wait until everything written so far is on the disk, oldest file first. Any thread may call this.
+        """Wait until everything written so far is on the disk, oldest file first. Any thread can call this.
         ``unnamed``: collects the files with names that are not durable, for `sync_names_of`. Without it, names are
         synced, too.
         Raises OSError: the sync failed."""
@@ -265,7 +265,7 @@ def _sync_if_ours(directory: Path) -> bool:
         sync_directory(directory)
     except FileNotFoundError:
         return False
-    except PermissionError:  # this process may not read it, so another process created it
+    except PermissionError:  # this process is not allowed to read it, so another process created it
         pass
     return True
 

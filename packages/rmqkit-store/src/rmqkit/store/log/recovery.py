@@ -14,7 +14,7 @@ scan from      the newest record in a queue, if it is      the newest file with 
 dispatch       records at or after D                      every record
 =============  =========================================  ==========================================================
 
-Every file may be the start if necessary. Java's limit of ten files (``commitLogRecoverMaxNum``) would leave gaps in the
+Every file can be the start if necessary. Java's limit of ten files (``commitLogRecoverMaxNum``) would leave gaps in the
 queues if more files were written since the checkpoint. Trying a file costs one decode.
 
 After a blank the log continues in the next file, if that file exists. Otherwise E is the start of the blank, which will
@@ -140,7 +140,7 @@ def find_log_end(
 def whole_end(log: CommitLog, settings: StoreSettings, start: int, end: int) -> int | None:
     """Return the physical offset up to which the page cache has all records between two offsets, by the rules of a
     recovery. Return None if the page cache lost a record, which may happen after a failed flush. The result is less
-    than ``end`` only in a slave's log that ends inside a record. Any thread may call this."""
+    than ``end`` only in a slave's log that ends inside a record. Any thread can call this."""
     check, found = _Check(settings, 0), start
     for file in log.queue.files:
         if file.end <= start or file.start >= end:

@@ -353,7 +353,8 @@ def pulled(body: Buffer) -> Records:
 
 
 def crc_matches(records: Records) -> NDArray[np.bool_]:
-    """Return for each record whether its body has the CRC in its head (CRC-32 with the top bit cleared)."""
+    """Return a mask of the records with a body that has the CRC in the head of the record (CRC-32 with the top bit
+    cleared)."""
     import numpy as np
 
     if (core := CORE.log_reader) is not None:

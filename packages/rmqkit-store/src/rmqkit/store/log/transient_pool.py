@@ -14,7 +14,8 @@ when its file is full and committed. While no buffer is free, appends that need 
 locked in RAM if RLIMIT_MEMLOCK allows it. A crash of the process loses uncommitted bytes. Queues have committed records
 only, so log and queues agree afterwards. A failed commit loses nothing: the next commit retries.
 
-Owner thread, except `commit` (one thread at a time) and `lock_buffers`. Source: store.md §13.5.
+Use this module only in the owner thread of the store, except `commit` (one thread at a time) and `lock_buffers`.
+Source: store.md §13.5.
 """
 
 from __future__ import annotations

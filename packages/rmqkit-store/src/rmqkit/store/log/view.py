@@ -7,13 +7,12 @@ it.
 The scan handles bytes that are not a record as follows:
 
 ===========================================  ======================================================================
-a blank with the number of remaining bytes   the segment is full, the scan continues with the next; a `Damage` if
-records
-                                             follow that were stored later than the record before the blank
+a blank with the number of remaining bytes   the segment is full, the scan continues with the next segment; a
+                                             `Damage` if records follow that were stored later than the record
+                                             before the blank
 zeros, and no record in any later segment    the end of the log (segments are preallocated)
 later records were stored earlier than the   the end of the log: stale bytes, because a recovery of an Apache broker
-cuts
-records before, in the last segment with     the log without clearing the rest (store.md §2)
+records before, in the last segment with     cuts the log without clearing the rest (store.md §2)
 records
 other bytes, and no record after them        a `Damage` up to the end of the segment, then the end of the log
 anything else                                a `Damage` up to the next sound record, where the scan continues

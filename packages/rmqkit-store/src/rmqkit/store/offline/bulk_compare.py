@@ -106,7 +106,8 @@ class QueueComparison:
                 self._compare(folder, first, part)
 
     def _compare(self, folder: Path, first: int, entries: NDArray[np.void]) -> None:
-        """Compare entries with consecutive numbers in one file."""
+        """Compare the expected entries with the entries in one file, and add the numbers of equal entries to `ranges`.
+        The numbers of the expected entries are consecutive and begin with ``first``."""
         position = first * ENTRY_BYTES % self._file_bytes
         expected = entries.tobytes()
         try:

@@ -218,7 +218,7 @@ def stat(
     """Count the records of the log. Checksums and queues are not checked.
 
     Raises:
-        StoreLocked, StoreError, OSError: as `verify`.
+        StoreLocked, StoreError, OSError: see `verify`.
     """
     need_numpy("stat")
     report = Report(is_live=is_held(root, read_only))
@@ -269,7 +269,7 @@ def dump(
             continues after them.
 
     Raises:
-        StoreLocked, StoreError, OSError: as `verify`, raised by the first message.
+        StoreLocked, StoreError, OSError: see `verify`, raised by the first message.
     """
     is_live = is_held(root, read_only)
     log = open_log(root, settings, Report())

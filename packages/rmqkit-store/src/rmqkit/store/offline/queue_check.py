@@ -6,16 +6,16 @@ part               rule
 queue entry        points to a record of its topic and queue; its size, queue offset and tag code match the record
 queue              has an entry for every record of the log that belongs to it
 extension unit     ``size`` is 20 + bitMapSize; tag code and store time at an address match the record
-index file         the header's counts are right, an older file is full, and its times and offsets match the first and
-the
-                   last entry; the previous entry of every entry, and every slot, follow from the order of the entries;
+index file         the header's counts are right, an older file is full, and its times and offsets match the first
+                   and the last entry; the previous entry of every entry, and every slot, follow from the order of the
+                   entries;
                    every hash is the hash of a key of the record
 =================  ==================================================================================================
 
 `DerivedFiles.compare` accepts the log run by run and compares all entries of a run's records in one step
 (`bulk_compare`). `DerivedFiles.check` then scans queues and index files, and checks the entries that are not equal one
-by one. This is slow, but finds the fault. Extension and batch entries are always checked one by one. Parts of a log may
-be compared separately, and their `Equal` results joined. Every queue and index file can be checked separately.
+by one. This is slow, but finds the fault. Extension and batch entries are always checked one by one. Parts of a log can
+be compared separately. Their `Equal` results are then joined. Every queue and index file can be checked separately.
 
 Entries of records that retention deleted are not compared. Blank entries may fill the start of a queue. If the log has
 fillers of a repair, which replace lost records (`filler`), blank entries may be anywhere in a queue.
@@ -566,7 +566,8 @@ def index_bytes(root: Path, settings: StoreSettings, *, is_set: bool) -> int:
 
 
 def _number_in(record: Record, topic: str, queue_id: int) -> int | None:
-    """Return the number of a record in its own queue or in a light queue, or None if the record is in another queue."""
+    """Return the queue offset of a record in a queue, or None if the queue does not contain the record. The queue is
+    the queue of the record's topic, or a light queue."""
     if (record.topic, record.queue_id) == (topic, queue_id):
         return record.queue_offset
     return light_queues(record).get(topic) if queue_id == 0 else None

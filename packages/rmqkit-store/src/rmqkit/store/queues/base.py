@@ -5,9 +5,9 @@ the entry, and the relation of entries to queue offsets (`consume_queue`, `batch
 *index*: entry ``i`` is at logical byte ``i * entry_bytes``.
 
 Only the dispatcher appends. All files can be rebuilt from the log. Descriptors are opened on first use and closed by
-`close_idle`, so that a store may have more queues than a process may have open files. A queue holds these files open:
-the file for appends, the file of the last read, and the files that wait for a flush.
-Owner thread only; flush threads call `sync`. Source: store.md §4, §6, §12.2.
+`close_idle`, so that a store can have more queues than a process can have open files. A queue holds these files open:
+the file for appends, the file of the last read, and the files that wait for a flush. Use this module only in the owner
+thread of the store; flush threads call `sync`. Source: store.md §4, §6, §12.2.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class ConsumeQueueBase(ABC):
         return bool(self._held)
 
     def write_held(self) -> None:
-        """Write the held entries. Any thread may call this. Raises OSError: the write failed, and the entries are still
+        """Write the held entries. Any thread can call this. Raises OSError: the write failed, and the entries are still
         held."""
         if self._held:
             self._write(b"")

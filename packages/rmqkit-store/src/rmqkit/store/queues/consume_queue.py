@@ -9,7 +9,7 @@ tagsCode           8  Java hash of TAGS; delivery time in the delay topic; or th
 ==============  ====  ==================================================
 
 Entry ``i`` is message ``i`` of the queue and is at logical byte ``20 * i``, big-endian. A repeated append is recognised
-by its physical offset and ignored, so that a part of the log may be dispatched twice. A later record with a number that
+by its physical offset and ignored, so that a part of the log can be dispatched twice. A later record with a number that
 already has an entry belongs to a topic that was deleted and created again: the old entries are dropped (Java ignores
 the record). If the first entry of a queue is not number 0, *blank* entries ``(0, 0x7FFFFFFF, 0)`` fill the file before
 it. Blank entries also replace lost messages before a later message.

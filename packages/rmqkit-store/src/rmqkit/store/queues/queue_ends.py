@@ -71,7 +71,7 @@ class _Note(Struct):
 
 
 class QueueEnds:
-    """The note of a store. Owner thread only, except `note_new`.
+    """The note of a store. Use it only in the owner thread of the store, except `note_new`.
 
     Args:
         is_replica: whether the store belongs to a slave. A slave's master assigns the numbers, so numbers past the last
@@ -176,8 +176,8 @@ class QueueEnds:
         self._note = note
 
     def note_new(self, queues: ConsumeQueues, flush_log: Callable[[], bool]) -> None:
-        """Note the queues that were created since the start, when their entries are on the disk. The flush thread calls
-        this. If a write fails, only the note is lost.
+        """Write the queues that were created since the start into the note, when their entries are on the disk. The
+        flush thread calls this. If a write fails, only the note is lost.
 
         Args:
             flush_log: makes the log durable, and returns False on failure. After a power cut, a noted number greater
@@ -200,8 +200,8 @@ class QueueEnds:
         self._note = note
 
     def save(self, queues: ConsumeQueues) -> None:
-        """Note the state of the queues. Call this after everything is on the disk, while no message can arrive.
-        If a write fails, only the note is lost."""
+        """Write the state of the queues into the note. Call this after everything is on the disk, while no message can
+        arrive. If a write fails, only the note is lost."""
         log = self._commit_log
         note = _Note(max(0, log.min_offset), log.max_offset, goes_on=self._numbers_ahead(queues))
         try:

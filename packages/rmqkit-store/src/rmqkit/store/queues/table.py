@@ -27,7 +27,7 @@ property                     content
 A light queue is the consume queue with its name and id 0. Its entries point at records of other topics. Messages of
 retry topics, the delay topic and the broker's own topics are in no light queue: they enter light queues when they are
 put to their real topic. Members of a batch get no numbers. A name that is listed twice is numbered once, and counts
-twice, as in Apache's brokers. At a name that is not the name of a light queue, 5.4.0 stops its dispatch for good,
+twice, as in Apache's brokers. At a name that is not the name of a light queue, 5.4.0 stops its dispatch permanently,
 because such a name gets an empty number. Such messages are refused here.
 
 **Deleted topics**: ``config/deletedTopics.json`` has the newest record of each deleted topic,
@@ -37,7 +37,8 @@ topic, as in Apache's brokers, which do not know the file. An entry is valid whi
 If the record has expired, all earlier records have expired, too. A log that was cut and continued differently has new
 messages there. A power cut that loses the record makes the entry invalid, too.
 
-Owner thread only, except ``dirty`` and `sync`. Source: store.md §1, §4, §6, §11, §12; behaviour.md §9.6.
+Use this module only in the owner thread of the store, except ``dirty`` and `sync`. Source: store.md §1, §4, §6, §11,
+§12; behaviour.md §9.6.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def queue_counts(root: Path) -> dict[str, tuple[int, bool]]:
 
 
 def open_file_limit() -> int:
-    """Raise the soft limit of open files as far as allowed. Return the number of files that the process may then
+    """Raise the soft limit of open files as far as allowed. Return the number of files that the process can then
     open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_LIMIT_MAX if hard == resource.RLIM_INFINITY else min(hard, _OPEN_LIMIT_MAX)
@@ -128,8 +129,8 @@ class ConsumeQueues:
 
     Attributes:
         table: the queues by topic and queue id.
-        open_max: number of queues that may have open files before queues are closed. `load` sets it so that twice
-            as many queues use half of the files that the process may open.
+        open_max: number of queues that can have open files before queues are closed. `load` sets it so that twice as
+            many queues use half of the files that the process can open.
         dirty: queues with entries that are not on the disk. Queues add themselves; `sync` removes them.
         deleted_ends: by topic, the physical offset before which its records belong to a deleted topic with the same
             name.
@@ -300,7 +301,7 @@ class ConsumeQueues:
         return 0 if topic in self.deleted_ends else self._held_bytes_max
 
     def write_held(self) -> bool:
-        """Write the entries that are held in memory. Any thread may call this. Return False if some entries cannot be
+        """Write the entries that are held in memory. Any thread can call this. Return False if some entries cannot be
         written. These entries stay in memory, and the store accepts messages until a queue may hold no more entries."""
         refused: OSError | None = None
         for queue in list(self.dirty):

@@ -4,7 +4,7 @@
 found                                                  result
 =====================================================  =====================================================
 a slot lacks units of its second that are in the log   `Damage.WHEEL`: the wheel is rebuilt from the log
-a unit is missing, its chain or the place of its      `Damage.LOG`: both are rebuilt from the timer topic
+a unit is missing, its chain or the place of its       `Damage.LOG`: both are rebuilt from the timer topic
 record is impossible, or a slot refers to a unit of
 another second
 =====================================================  =====================================================
@@ -83,8 +83,8 @@ def is_long(log: TimerLog, end: int) -> bool:
 
 
 def waiting_of(log: TimerLog, *, end: int, read_ms: int) -> Waiting:
-    """Return the waiting messages according to the units before position ``end``. Waiting messages are due at
-    ``read_ms`` or later."""
+    """Return the messages that wait for delivery, read from the units of the timer log before position ``end``. A unit
+    is the entry of one message in the log. A message waits if it is due at ``read_ms`` or later."""
     waiting = Waiting()
     slots = waiting.slots
     begin = at = max(log.queue.min_offset, 0)

@@ -21,7 +21,7 @@ masterTimerQueueOf…   unchanged: messages before it are completed if their
 lastReadTimeMs        time is before this value, which is unchanged, too
 ====================  ====================================================
 
-Owner thread, except for `write`. Source: store.md §18.5, §18.6.
+Use this module only in the owner thread of the store, except for `write`. Source: store.md §18.5, §18.6.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class TimerFiles:
                 linked.append(Unit(slot.last, *unit[1:]))
             position += UNIT_BYTES
         self.log.append(linked)
-        # Change the slots after the append: if the append fails, no slot may end at one of these units.
+        # Change the slots after the append: if the append fails, a slot must not end at one of these units.
         for slot in slots.values():
             wheel.put(slot)
         return len(linked)
@@ -209,7 +209,7 @@ class TimerFiles:
         return self._taken is not None
 
     def write(self) -> None:
-        """Make the snapshot durable. Any thread may call this, but only one at a time.
+        """Make the snapshot durable. Any thread can call this, but only one at a time.
         Raises OSError: a write failed; the next call repeats all writes."""
         assert self._taken is not None, "take() was called"
         self.log.sync()

@@ -10,7 +10,8 @@ Files of ``mappedFileSizeTimerLog`` bytes in ``timerlog/``. A position counts th
     24     4  delivery time - write time, ms
 
 If a unit and 16 more bytes do not fit in the rest of a file, the rest is ``i32 remaining, i64 0, i32 BLANK_MAGIC``.
-Units are appended to the page cache; `TimerLog.sync` makes them durable. Owner thread, except for `sync`.
+Units are appended to the page cache; `TimerLog.sync` makes them durable. Use this module only in the owner thread of
+the store, except for `sync`.
 Source: store.md §18.3.
 """
 
@@ -150,9 +151,9 @@ class TimerLog:
         self.queue.truncate(position)
 
     def drop_before(self, physical_offset: int, written_ms: int) -> None:
-        """Delete the oldest files with messages that are no longer in the commit log and were put on the wheel before a
-        time. The time must be so early that none of these messages still waits. Raises OSError: a file cannot be
-        deleted."""
+        """Delete the oldest files, as long as all their messages are deleted from the commit log, and were put on the
+        wheel before a time. The time must be so early that none of these messages still waits. Raises OSError: a file
+        cannot be deleted."""
         last = self.queue.file_bytes // UNIT_BYTES * UNIT_BYTES
 
         def is_gone(start: int) -> bool:
@@ -164,7 +165,7 @@ class TimerLog:
         self._block = b""
 
     def sync(self) -> None:
-        """Wait until all units are on the disk. Any thread may call this. Raises OSError: the sync failed; the next
+        """Wait until all units are on the disk. Any thread can call this. Raises OSError: the sync failed; the next
         call writes the units again.
         Raises BytesLost: the page cache no longer has the units; the next start reads the timer topic again."""
         for file in self.queue.refused():

@@ -6,13 +6,14 @@ The file ``timerwheel`` holds 7 days × 86 400 × 2 slots of 32 bytes, for every
      0     8  time of the slot in units of ``timerPrecisionMs``
      8     8  first unit, a position in the timer log
     16     8  last unit: the chain goes from here to older ones
-    24     4  units put in, less those that delete another
+    24     4  units put in, less units that delete a message
     28     4  magic, 0
 
 The slot of a time is number ``(time / precision) % slots``. The slot belongs to this time only if its time field is
 equal. A delivery does not empty a slot: the next time with the same number replaces the slot, 14 days later. Only slots
 that changed since the last write are held in memory. Other slots are read on demand: a million messages need no more
-memory than one. Owner thread, except for `TimerWheel.write`. Source: store.md §18.4.
+memory than one. Use this module only in the owner thread of the store, except for `TimerWheel.write`. Source: store.md
+§18.4.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class TimerWheel:
         return True
 
     def load(self, *, is_read_only: bool = False) -> bool:
-        """Open the file. Return True if the file exists. Raises StoreMismatch: as `check`."""
+        """Open the file. Return True if the file exists. Raises StoreMismatch: see `check`."""
         if self.check():
             self._fd = os.open(self.path, (os.O_RDONLY if is_read_only else os.O_RDWR) | os.O_CLOEXEC)
         return self._fd >= 0
@@ -77,7 +78,7 @@ class TimerWheel:
     def slot(self, time_ms: int) -> Slot | None:
         """Return the slot of a time, or None if nothing is due at that time."""
         number = time_ms // self._precision_ms % SLOT_COUNT
-        # Look at newer slots first: a slot in the snapshot for `write` may have changed since the snapshot.
+        # Search newer slots first: a slot in the snapshot for `write` may have changed since the snapshot.
         packed = self._changed.get(number) or self._taken.get(number)
         if packed is None:
             if self._fd < 0:
@@ -121,7 +122,7 @@ class TimerWheel:
         self._changed = {}
 
     def write(self) -> None:
-        """Write the snapshot and sync the file. Any thread may call this, but no `take` may run meanwhile.
+        """Write the snapshot and sync the file. Any thread can call this, but nobody must call `take` meanwhile.
         Raises OSError: the write failed; the next call writes the whole snapshot again."""
         if not self._taken:
             return

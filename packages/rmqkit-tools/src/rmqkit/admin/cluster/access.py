@@ -50,8 +50,8 @@ def subject_of(user: str) -> str:
 
 
 def may(user: str, user_type: str, acl: AclInfo | None, resource: str, action: str, ip: str) -> str:
-    """Return the remark of a broker that refuses a user an action on a resource (``Topic:Orders``) from an address. The
-    remark is empty if the user has the permission. Pure."""
+    """Return the remark with which a broker refuses the action of a user on a resource (``Topic:Orders``) from an
+    address. The remark is empty if the user has the permission. This function is pure."""
     if user_type == SUPER:
         return ""
     return PolicyIndex(user, acl).remark(resource, frozenset((action,)), (ip,)) or ""

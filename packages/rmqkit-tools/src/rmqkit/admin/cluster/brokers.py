@@ -91,7 +91,7 @@ class Brokers:
     async def update_config(
         self, changes: Mapping[str, str], broker: str | None = None, cluster: str | None = None
     ) -> list[Done]:
-        """Change settings. Raises PeerRefused: a setting may not be changed (NO_PERMISSION), or a value is wrong."""
+        """Change settings. Raises PeerRefused: a setting must not be changed (NO_PERMISSION), or a value is wrong."""
         body = "\n".join(properties_line(key, value) for key, value in changes.items()).encode()
         text = ", ".join(f"{key}={value}" for key, value in changes.items())
         return await self._each(RequestCode.UPDATE_BROKER_CONFIG, text, broker, cluster, body)

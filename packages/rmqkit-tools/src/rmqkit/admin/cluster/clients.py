@@ -210,7 +210,7 @@ class Clients:
 
     async def _queues(self, topic: str) -> set[MessageQueue]:
         """Return the readable queues of a topic. The result is empty for a topic that does not exist, because a group
-        may subscribe to a topic before the topic exists."""
+        can subscribe to a topic before the topic exists."""
         try:
             route = await self._calls.route(topic)
         except UnknownName:
@@ -224,7 +224,8 @@ class Clients:
 
 
 def fleet(producers: Iterable[ProducerRow], consumers: Mapping[str, ConsumerConnection]) -> list[FleetRow]:
-    """Return all clients sorted by id, from the rows of producers and the members of consumer groups. Pure."""
+    """Return all clients sorted by id, from the rows of producers and the members of consumer groups. This function is
+    pure."""
     found: dict[str, FleetRow] = {}
 
     def row(client_id: str, language: str, version: int, address: str) -> FleetRow:
@@ -378,7 +379,7 @@ def _producer_row(group: str, one: ProducerInfo, broker_name: str) -> ProducerRo
 
 
 def process_queues(info: ConsumerRunningInfo | None) -> list[dict[str, Any]]:
-    """Return a row for each queue that a client pulls or pops. Pure."""
+    """Return a row for each queue that a client pulls or pops. This function is pure."""
     if info is None:
         return []
     names = ("topic", "broker", "queue", "offset", "held", "locked", "lastPullMs", "lastConsumeMs")

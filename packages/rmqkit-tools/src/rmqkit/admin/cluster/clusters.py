@@ -149,7 +149,7 @@ class NameServers:
         return await self._calls.fan_out(addresses, lambda address: self._calls.fetch_properties(address, code))
 
     async def update_config(self, changes: Mapping[str, str]) -> list[Done]:
-        """Change settings. Raises PeerRefused: a setting may not be changed (NO_PERMISSION)."""
+        """Change settings. Raises PeerRefused: a setting must not be changed (NO_PERMISSION)."""
         body = "\n".join(properties_line(key, value) for key, value in changes.items()).encode()
         text = ", ".join(f"{key}={value}" for key, value in changes.items())
         return await self.everywhere(RequestCode.UPDATE_NAMESRV_CONFIG, text, body=body)

@@ -124,7 +124,8 @@ class GroupLag(Struct, rename="camel", kw_only=True):
 
 
 def lags(stats: Iterable[BrokerGroupProgress]) -> dict[tuple[str, str], GroupLag]:
-    """Return the lags by group and topic, from the rows of all brokers (`Brokers.consume_stats`). Pure."""
+    """Return the lags by group and topic, from the rows of all brokers (`Brokers.consume_stats`). This function is
+    pure."""
     found: dict[tuple[str, str], GroupLag] = {}
     for row in stats:
         key = row.group, row.topic
@@ -158,7 +159,7 @@ class Movement(Struct, kw_only=True):
 
 def movements(before: Iterable[BrokerGroupProgress], now: Iterable[BrokerGroupProgress]) -> dict[str, Movement]:
     """Return the changes between two samples of `Brokers.consume_stats`, by group. A queue in only one sample does not
-    change the sums. Pure."""
+    change the sums. This function is pure."""
     places = {(row.group, row.topic, row.broker_name, row.queue_id): row for row in before}
     found: dict[str, Movement] = {}
     for row in now:

@@ -1,7 +1,7 @@
 """The settings of a broker or name server with their meaning: `described` joins the answer of a server with our tables.
 
 A server returns keys and texts. The tables of `rmqkit.settings` have the meaning, bounds and default of each key. They
-also show if a key may be changed at run time. Keys of Apache's brokers without an effect in rmqkit are in
+also show if a key can be changed at run time. Keys of Apache's brokers without an effect in rmqkit are in
 `rmqkit.broker.unused_settings`. A key that is in no table is shown unchanged.
 """
 
@@ -39,7 +39,7 @@ class SettingRow(Struct, rename="camel", kw_only=True):
         group: the component of the setting; empty for an unknown key.
         value: the value at the server; a secret is masked.
         default: our default; empty for an unknown key.
-        hot: True if the setting may be changed at run time.
+        hot: True if the setting can be changed at run time.
         help: one sentence about the setting; empty for an unknown key.
         is_known: True if rmqkit has this setting.
         is_default: True if the value is our default.
@@ -81,7 +81,7 @@ class ConfigRow(Struct, rename="camel"):
 def described(properties: Mapping[str, str]) -> list[SettingRow]:
     """Return every setting in the answer of a server, joined with our tables.
 
-    The rows are sorted by the order of `settings_types`, then by key. Unknown keys are last. Pure.
+    The rows are sorted by the order of `settings_types`, then by key. Unknown keys are last. This function is pure.
     """
     table = _table()
     rows = [_row(key, text, table.get(key)) for key, text in sorted(properties.items())]
@@ -90,7 +90,7 @@ def described(properties: Mapping[str, str]) -> list[SettingRow]:
 
 
 def compared(servers: Mapping[str, Mapping[str, str]]) -> list[Compared]:
-    """Return each setting with its values at several servers. Secrets are masked. Pure."""
+    """Return each setting with its values at several servers. Secrets are masked. This function is pure."""
     rows = {address: {row.key: row for row in described(texts)} for address, texts in servers.items()}
     keys = sorted({key for known in rows.values() for key in known})
     return [
@@ -155,7 +155,7 @@ def settings_types() -> Sequence[type[Struct]]:
 
 
 def config_rows(configs: Mapping[str, Struct]) -> list[ConfigRow]:
-    """Return each setting of a topic or a group with its values at several brokers. Pure."""
+    """Return each setting of a topic or a group with its values at several brokers. This function is pure."""
     shown = {broker: {key: _text(value) for key, value in asdict(one).items()} for broker, one in configs.items()}
     keys = dict.fromkeys(key for one in shown.values() for key in one if key not in ("topic_name", "group_name"))
     rows = []

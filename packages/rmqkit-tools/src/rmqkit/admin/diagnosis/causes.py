@@ -752,8 +752,8 @@ class Facts(Struct, kw_only=True):
         is_fetched: True if the broker's counters show that the group got messages of the queue since the message was
             stored; None if the counters do not show this.
         traces: the trace records of clients of the group that handled the message.
-        hides_bodies: True if the user may not see bodies. The reasons in dead letters are then hidden, too, because
-            they often quote bodies.
+        hides_bodies: True if the user is not allowed to see bodies. The reasons in dead letters are then hidden, too,
+            because they often quote bodies.
     """
 
     topic: str
@@ -834,7 +834,7 @@ class Facts(Struct, kw_only=True):
 
     @property
     def named(self) -> dict[str, Any]:
-        """The values for the placeholders of most sentences."""
+        """The values for the placeholders ``asked``, ``group`` and ``topic``, which most sentences contain."""
         return {"asked": self.asked, "group": self.group, "topic": self.topic}
 
     @property

@@ -4,9 +4,9 @@ The checks read ``/proc`` and ``/sys`` of Linux, the store and the certificates,
 They change nothing. If the broker's port is free, a check listens on the port for a moment, to see if clients can reach
 the port. A value that cannot be read is reported as unknown.
 
-A check is a function of a `Target`. The checks in `CHECKS` are for every machine, those in `OF_PRODUCTION` for machines
-that serve other machines, and those in `OF_EACH_SHARD` for the ports and the store of one broker. On a development
-machine, any broker of rmqkit may use the ports.
+A check is a function of a `Target`. The checks in `CHECKS` are for every machine. The checks in `OF_PRODUCTION` are for
+machines that serve other machines. The checks in `OF_EACH_SHARD` are for the ports and the store of one broker. On a
+development machine, any broker of rmqkit can use the ports.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ async def look(admin: Admin, cluster: str | None = None) -> Look:
 
 
 async def name_server_troubles(admin: Admin) -> dict[str, str]:
-    """Return for each name server the reason why it does not answer, or an empty text if it answers."""
+    """Return the reason why each name server does not answer, or an empty text if it answers."""
 
     async def one(address: str) -> str:
         try:

@@ -202,7 +202,7 @@ def _is_shown(row: GroupRow, servers: Collection[str]) -> bool:
 
 
 class Sampler:
-    """A sampler of a cluster. Loop only."""
+    """A sampler of a cluster. Use it only on the event loop."""
 
     def __init__(self, admin: Admin) -> None:
         self._calls = admin.calls

@@ -76,7 +76,7 @@ def parse_properties(lines: str) -> dict[str, str]:
 
 
 def apply_filter(expression: str, kind: str, properties: Mapping[str, str], place: str = "") -> Tested:
-    """Return the result of a filter for a message with some properties. Pure.
+    """Return the result of a filter for a message with some properties. This function is pure.
 
     Raises SettingsError: the expression does not compile, has an unknown kind, or is longer than `EXPRESSION_MAX`.
     """

@@ -10,7 +10,7 @@ unique key, or key  the index of each topic (QUERY_MESSAGE), with one request to
 
 Queues are not scanned. At most `TOPICS_MAX` topics are searched, `_AT_ONCE` at a time and for `_SECONDS`.
 `Found` has the number of the topics that were not searched. Every request is signed with the caller's credentials, so
-the result has no message of a topic that the caller may not read.
+the result has no message of a topic that the caller is not allowed to read.
 Source: behaviour.md §8.16.
 """
 
@@ -39,7 +39,7 @@ class Found(Struct, kw_only=True):
 
     Attributes:
         asked: the number of searched topics.
-        refused: the number of topics that the caller may not read.
+        refused: the number of topics that the caller is not allowed to read.
         left: the number of topics that were not searched, or not in time.
         trouble: the text of the first other error.
     """

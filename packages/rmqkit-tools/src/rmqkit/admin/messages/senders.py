@@ -23,7 +23,7 @@ _SHOWN = 20
 
 
 class Sender(Struct, rename="camel", kw_only=True):
-    """A host that sent messages. ``clients`` and ``groups`` are those of its producers with an open connection."""
+    """A host that sent messages. ``clients`` and ``groups`` belong to its producers with an open connection."""
 
     host: str
     messages: int = 0

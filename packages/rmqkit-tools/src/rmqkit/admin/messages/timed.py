@@ -108,7 +108,7 @@ class TimedMessages:
 
 
 def still_waiting(broker: str, newest_first: Iterable[ReceivedMessage], now_ms: int) -> list[Timed]:
-    """Return the waiting messages among the records of a timer topic. Pure."""
+    """Return the waiting messages among the records of a timer topic. This function is pure."""
     recalled: set[tuple[str, str, int]] = set()
     later_stages: dict[tuple[str, str, int], int] = {}
     found: list[Timed] = []

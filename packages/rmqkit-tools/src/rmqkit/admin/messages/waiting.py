@@ -396,7 +396,7 @@ class Waiting:
 
 def undecided(broker: str, halves: Iterable[ReceivedMessage], ops: Iterable[ReceivedMessage]) -> list[Half]:
     """Return half messages with their states, from the op messages that name the ended half messages. Each check-back
-    stores another copy of a half message. Only the last copy is returned. Pure."""
+    stores another copy of a half message. Only the last copy is returned. This function is pure."""
     ended = {
         int(piece)
         for op in ops
@@ -434,7 +434,7 @@ def _half(broker: str, one: ReceivedMessage, state: str) -> Half:
 
 def pending_pops(broker: str, records: Iterable[ReceivedMessage]) -> list[CheckPoint]:
     """Return the check points with unacknowledged messages, from the records of a revive topic in order. Unreadable
-    records are skipped. Pure."""
+    records are skipped. This function is pure."""
     points: dict[tuple[str, str, int, int, int], PopCheckPoint] = {}
     left: dict[tuple[str, str, int, int, int], set[int]] = {}
     for record in records:

@@ -168,7 +168,7 @@ def _shape(body: bytes) -> str:
 
 
 def grouped(messages: Iterable[ReceivedMessage], by: str = "kind") -> list[Kind]:
-    """Return the kinds of some messages, the most frequent kind first. Pure."""
+    """Return the kinds of some messages, the most frequent kind first. This function is pure."""
     found: dict[str, Kind] = {}
     targets: dict[str, Counter[str]] = {}
     for message in messages:

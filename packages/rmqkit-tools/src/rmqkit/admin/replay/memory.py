@@ -133,7 +133,8 @@ class Memory(TaskFile, kw_only=True):
             self.marks[lane] = offset, _mark(message)
 
     async def forget_deleted(self, consumer: PullConsumer, topic: str) -> None:
-        """Remove the lanes of queues that were deleted and created again. Their offsets are those of other messages."""
+        """Remove the lanes of queues that were deleted and created again. Their offsets now belong to other
+        messages."""
         for lane, (offset, mark) in list(self.marks.items()):
             broker_name, __, queue_id = lane.rpartition(":")
             queue = MessageQueue(topic, broker_name, int(queue_id))

@@ -99,7 +99,8 @@ class Retries(Struct, kw_only=True):
 
 
 def _to_all_groups(group: str, connection: ConsumerConnection) -> str:
-    """Return the remedy for a group without a usable retry topic: to send to a topic that other groups may read too."""
+    """Return the remedy for a group without a usable retry topic: to send to a topic that other groups can read,
+    too."""
     topics = sorted(name for name in connection.subscription_table if not name.startswith(RETRY_PREFIX))
     if len(topics) != 1:
         return _("choose a topic with --to; all groups that read the topic get the messages")

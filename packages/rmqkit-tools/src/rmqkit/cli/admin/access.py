@@ -1,4 +1,4 @@
-"""``rmq user``, ``rmq policy``: users of ACL 2.0, and what they may do."""
+"""``rmq user``, ``rmq policy``: users of ACL 2.0, and their permissions."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ async def timeline_of(
         typer.Option("-g", "--group", help="Show retries, dead letter and progress of this group.", show_default=False),
     ] = "",
 ) -> View:
-    """Show a message's life from its stored copies: sent, delayed, stored, retried, given up. Needs no traces.
+    """Show a message's life from its stored copies: sent, delayed, stored, retried, given up. This needs no traces.
 
     With a group, also show the delivery attempts of the group."""
     from rmqkit.admin.diagnosis.timeline import timeline

@@ -252,9 +252,9 @@ async def findings(
 ) -> View:
     """Show what is wrong with a cluster, the worst first.
 
-    The command looks twice, because one look does not show whether a lag grows.
-    Less than 6 seconds between the looks can make a group that keeps up look
-    slow: consumers commit their offsets every 5 seconds.
+    The command reads the state of the cluster twice, because a single look does not show whether a lag grows. Consumers
+    commit their offsets every 5 seconds. If the two looks are less than 6 seconds apart, the command can report a group
+    as slow although this group keeps up.
 
     Checked: name servers, brokers, disks, clocks, slaves, half messages, lags,
     popped messages, dead letters, versions, client ids.
@@ -313,7 +313,7 @@ async def round_trip(
 
 
 async def round_trips(admin: Admin, topics: Sequence[str], amount: int, size: int, pause_s: float) -> View:
-    """Send test messages to the queues of topics in turn. Return rows and, for display, a summary."""
+    """Send test messages to one queue after the other of some topics. Return rows and, for display, a summary."""
     import asyncio
 
     from rmqkit.client.runtime.routes import PublishQueues, publish_queues

@@ -280,7 +280,7 @@ def _shares(counts: Sequence[int], room: int | None) -> list[int]:
 
 
 def _table(headings: Sequence[str], names: int, rows: Sequence[Sequence[str]], count: int, columns: int) -> list[str]:
-    """Return the lines of a table. The first ``names`` columns are names and may be clipped; the others are numbers."""
+    """Return the lines of a table. The first ``names`` columns are names and can be clipped; the others are numbers."""
     shown = rows if count >= len(rows) else rows[: max(1, count - 1)]
     widths = [max(len(text) for text in column) for column in zip(headings, *shown, strict=True)]
     spare = columns - sum(widths[names:]) - len(_GAP) * (len(widths) - 1)

@@ -74,7 +74,8 @@ def consume(
     """Consume messages as a member of a group, until Ctrl-C. Printed messages count as consumed.
 
     The members of the group share the queues, so all of them must have the same topics, tags and SQL expressions.
-    Messages that --tags or --sql do not select are skipped for the whole group. Use `rmq tail` to look only."""
+    Messages that --tags or --sql do not select are skipped for the whole group. Use `rmq tail` to see messages without
+    consuming them."""
     if sql is not None and tags != "*":
         raise typer.BadParameter("--tags and --sql exclude each other: write TAGS into the SQL92 text")
     check_format(line_format)

@@ -45,7 +45,7 @@ def verify(
 ) -> None:
     """Check every segment: checksums, records, order, gaps, and that all segments belong to one log.
 
-    The exit code is 1 if something is wrong. A broker may be running on the archive."""
+    The exit code is 1 if something is wrong. You can run this command while a broker uses the archive."""
     from rmqkit.store.archive.places import place_at
     from rmqkit.store.archive.verify import repair
     from rmqkit.store.archive.verify import verify as check

@@ -1,6 +1,6 @@
 """The destination of a server's log: stderr or a file of limited size, as text or as one JSON object per line.
 
-``rmq broker``, ``namesrv`` and ``standalone`` use the same settings (``logLevel`` is hot: a request or SIGHUP may
+``rmq broker``, ``namesrv`` and ``standalone`` use the same settings (``logLevel`` is hot: a request or SIGHUP can
 change it; SIGHUP also reopens the file).
 """
 

@@ -13,7 +13,7 @@ metricsPromExporterPort                                    + i; 0 stays 0
 storePathRootDir, storePathCommitLog, readOnlyCommitLog…   ``…/shard-i``
 =========================================================  ====================================================
 
-The number of shards of a store may grow (new shards begin empty), but not shrink, because messages never move.
+The number of shards of a store can grow (new shards begin empty), but cannot shrink, because messages never move.
 
 The parent has neither a port nor a store. It restarts a shard that ends, after a pause. The pause doubles from 0.1 to
 10 s, and is 0.1 s again after a minute of running. The log lines of a shard go into the parent's log, with the shard's
@@ -69,7 +69,7 @@ class _Said(msgspec.Struct):
 
 
 class Shard:
-    """One broker process, which is restarted after each exit; loop only.
+    """One broker process, which is restarted after each exit. Use it only on the event loop.
 
     Attributes:
         ready: a future with the addresses for clients and for Prometheus (or empty), or with an RmqError if the process

@@ -199,7 +199,8 @@ def query(
         typer.Option("--unsafe", help="Let SQL read and write other files, load extensions, use the network."),
     ] = False,
 ) -> None:
-    """Query a store with SQL: `select topic, count(*) from messages group by topic`. A broker may be running on it.
+    """Query a store with SQL: `select topic, count(*) from messages group by topic`. You can run this command while a
+    broker uses the store.
 
     The columns are topic, queueId, queueOffset, msgId, keys, tags, properties, body, bornTimestamp, storeTimestamp and
     more: `describe messages` lists them. A query decodes only the columns that it names. Conditions on topic, queueId

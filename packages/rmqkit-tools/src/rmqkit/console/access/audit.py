@@ -1,8 +1,8 @@
 """The audit: a JSON line before each change (``intent``), after each change (``done``, ``failed``), and for each
 refused request. No line has a body or a secret.
 
-The lines are in 5 rotated files of at most 64 MB, which only the owner may read. The last 1,000 lines are in memory for
-the page. Loop only.
+The lines are in 5 rotated files of at most 64 MB, which only the owner can read. The last 1,000 lines are in memory for
+the page. Use this module only on the event loop.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AuditLine(Struct, rename="camel", kw_only=True, omit_defaults=True):
 
 
 class _OwnFile(RotatingFileHandler):
-    """A handler for a rotated file that only its owner may read."""
+    """A handler for a rotated file that only its owner can read."""
 
     def _open(self) -> TextIOWrapper:
         close_to_others(Path(self.baseFilename))

@@ -3,7 +3,7 @@
 The review has a token. If a user presses the button twice, or returns to the page, the page shows the first result.
 Before it sends a request, the console checks the reviewed state again. If another user has changed the state, the
 console refuses the change. A change that cannot be undone requires a typed name. At most 1,000 reviews are in memory,
-each for 10 minutes. Loop only.
+each for 10 minutes. Use this module only on the event loop.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Review(Struct):
     """A change that a user has to confirm. ``Ask.review`` and ``forms.change`` set some of the fields.
 
     Attributes:
-        user, env: the user who requested the change and may confirm it, and the cluster.
+        user, env: the user who requested the change and can confirm it, and the cluster.
         right: the right that the user needs for the confirmation.
         action, target: the values for the audit.
         rows: the names and values to show.

@@ -5,7 +5,7 @@ role           permission
 =============  ==============================================================================
 viewer         reads only: the console sends no requests that change something
 operator       also sends messages, and pushes messages to consumers
-admin          may do everything
+admin          can do everything
 =============  ==============================================================================
 
 A *cluster's user* logs in with the access key and the secret of an ACL 2.0 user. Two signed requests verify them: a
@@ -84,7 +84,7 @@ class _Session(Struct):
 
 class Sessions:
     """The sessions of logged-in users, by the text of the cookie. If there are too many sessions, the least recently
-    used sessions are dropped. Loop only."""
+    used sessions are dropped. Use it only on the event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -14,7 +14,7 @@ role                   the settings map a value of ``roleClaim`` to a role; a us
 
 A user of the provider has no credentials of the cluster. Requests are signed as the console's own user, and the console
 enforces the role. The name has the prefix ``oidc:``, which no name in a file of users can have. The library Authlib
-blocks, so it is called in threads. Loop only.
+blocks, so it is called in threads. Use this module only on the event loop.
 Source: OpenID Connect Core 1.0 section 3.1, RFC 9207.
 """
 

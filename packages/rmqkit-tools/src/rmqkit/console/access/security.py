@@ -36,7 +36,7 @@ HEADERS = {
     "cache-control": "no-store",
     "cross-origin-opener-policy": "same-origin",
 }
-"""The headers of every answer. Browsers may cache only our static files."""
+"""The headers of every answer. Browsers are allowed to cache only our static files."""
 
 _LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 
@@ -52,7 +52,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listen_fault(host: str, *, has_users: bool, has_tls: bool, is_behind_proxy: bool, is_insecure: bool) -> str:
-    """Return the reason why the console may not listen on an address, or "" if it may."""
+    """Return the reason why the console is not allowed to listen on an address, or "" if it is allowed."""
     if is_loopback(host) or is_insecure or (has_users and (has_tls or is_behind_proxy)):
         return ""
     missing = [] if has_users else ["users (--users FILE, --oidc FILE, or --login for those of the cluster)"]

@@ -44,7 +44,8 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _NETWORK_FAULT = re.compile(r"\[(?:Errno -?\d+|SSL: \w+)\] ([\w ,-]+)|(Read timed out)")
 _lines: ContextVar[list[tuple[int, str]] | None] = ContextVar("lines of the delivery of this thread", default=None)
 _stuck: dict[str, threading.Event] = {}
-"""The addresses with a delivery that took too long, and an event that is set when its thread ends. Loop only."""
+"""The addresses with a delivery that took too long, and an event that is set when its thread ends. Use them only on the
+event loop."""
 
 
 class Channel(Struct, rename="camel", kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -18,10 +18,10 @@ resolved, across restarts and tries.
 
 A *channel* gets its notices in order. A notice has 5 tries; the pauses (`remoting.client.Backoff`) add up to 7 to 15
 minutes. Then the notice is dropped, and the page shows this. Rules, alerts and waiting notices are in one file, which
-only its owner may read (`store.files.JsonFile`). The file is saved before a notice is sent. So after a kill the notice
+only its owner can read (`store.files.JsonFile`). The file is saved before a notice is sent. So after a kill the notice
 is sent, perhaps again with the same id.
 
-Loop only.
+Use this module only on the event loop.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A view is a coroutine function from `Ask` to `Page`. The ``values`` of a page become HTML through a template, or JSON.
 The watcher's snapshot has the rows of lists. `Ask.admin` sends requests to brokers. It signs them as the user, and
-refuses changes by users who may only read.
+refuses changes by users who have only the right to read.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Ask:
 
     @property
     def hides_bodies(self) -> bool:
-        """True if this user may not see message bodies."""
+        """True if this user is not allowed to see message bodies."""
         return self.console.hides_all_bodies or (self.console.hide_bodies and not self.user.role.may_change)
 
     @property

@@ -111,6 +111,6 @@ ROUTES: tuple[Route, ...] = (
     Route("/{env}/access/{u}/policy", "access:put_policy", "What a user may do with `resource`.", posts=True),
     Route("/{env}/access/{u}/policy/delete", "access:delete_policy", "Forget the policy on `resource`.", posts=True),
 )  # fmt: skip
-"""The addresses outside of clusters are first. No cluster may have the name of such an address."""
+"""The addresses outside of clusters are first. No cluster can have the name of such an address."""
 
 OUTSIDE = frozenset(route.path.split("/")[1] for route in ROUTES) - {"", "{env}"}

@@ -102,7 +102,8 @@ class Env:
 
 
 class Hub:
-    """The state of a console. `rmqkit.console.server.app.Console` describes the arguments. Loop only."""
+    """The state of a console. `rmqkit.console.server.app.Console` describes the arguments. Use it only on the event
+    loop."""
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class Console(Hub):
 
     Args:
         env: the name servers of one cluster, ``host:port;host:port``, or of several clusters by name.
-        read_only: True if no user may make changes.
+        read_only: True if no user is allowed to make changes.
         login: True if users must log in as a user of the cluster (ACL 2.0).
         users: a file of users who can log in (`rmqkit.console.access.logins`).
         oidc: a file with a provider of OpenID Connect (`rmqkit.console.access.oidc`). Its users can log in.

@@ -20,7 +20,8 @@ _TYPES, _STATES, _DECISIONS = ("Normal", "Super"), ("enable", "disable"), ("Allo
 
 
 class UserState(Struct, rename="camel", kw_only=True):
-    """A user over all brokers. ``differs``: True if the user is different or missing at a broker."""
+    """A user, with the brokers that have this user. ``differs``: True if a broker does not have the user, or if the
+    type or the status of the user is not the same at all brokers."""
 
     username: str
     user_type: str

@@ -1,7 +1,8 @@
 """The pages of alerts, rules and channels, with forms for changes. Each change has a review and lines in the audit.
 
-Rules and channels make the console send to addresses, and no broker checks them. Therefore only admins may change them.
-The address and the secret of a channel are never shown again. An empty field leaves them unchanged.
+Rules and channels make the console send to addresses, and no broker checks these addresses. Therefore only admins can
+change rules and channels. The address and the secret of a channel are never shown again. An empty field leaves them
+unchanged.
 """
 
 from __future__ import annotations

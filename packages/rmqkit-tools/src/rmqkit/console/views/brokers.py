@@ -96,7 +96,7 @@ async def broker(ask: Ask) -> Page:
 
 
 async def settings(ask: Ask) -> Page:
-    """Show the settings of one broker with their meaning, and compare them with those of the other brokers."""
+    """Show the settings of one broker with their meaning, and compare them with the settings of the other brokers."""
     state = state_of(ask)
     others = [one.row.addr for one in ask.snapshot.brokers]
     answers = dict(zip(others, await asyncio.gather(*(part(_config(ask, address)) for address in others)), strict=True))

@@ -22,7 +22,7 @@ from rmqkit.sentences import _, joined
 _KINDS_MAX = 100
 _RATE_MAX = 10_000
 _WITHOUT_BODIES = ("topic", "tag", "host")
-"""The groupings for users who may not see bodies. Other groupings may show parts of bodies."""
+"""The groupings for users who are not allowed to see bodies. Other groupings may show parts of bodies."""
 
 _BY_LABELS = {
     "kind": _("topic, tag, and reason or shape"),

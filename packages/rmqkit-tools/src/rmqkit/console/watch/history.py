@@ -24,8 +24,8 @@ minutes is left, then the oldest blocks of all. 12,000 series need 23 MB of memo
 minutes, which `History.last_hour` needs.
 
 A damaged file is renamed and replaced by a new file. Pages show the reason (``trouble``). A second console cannot open
-the file. Its pages show this, and its history is only in memory. All calls of SQLite run in one thread; everything else
-is loop only.
+the file. Its pages show this, and its history is only in memory. All calls of SQLite run in one thread. Use everything
+else only on the event loop.
 """
 
 from __future__ import annotations

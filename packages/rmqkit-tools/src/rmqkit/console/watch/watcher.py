@@ -14,12 +14,12 @@ topics without groups      the masters of the topic     in turn, 20 per round, t
 members of groups          every master                 in turn, 50 per round, groups of open pages first
 =========================  ===========================  =============================================================
 
-Alert rules count as use. Consumer statistics also have the ends of consumed topics, so put rates need no further
-request. Apache's brokers read their store for each queue of these statistics. Therefore the pause after an answer is a
-hundred times the duration of the request.
+A *round* is one call of `Watcher.round`. Alert rules count as use of the console. Consumer statistics also have the
+ends of consumed topics, so put rates need no further request. Apache's brokers read their store for each queue of these
+statistics. Therefore the pause after an answer is a hundred times the duration of the request.
 
 The budget is 2 requests at a time and 20 per second for each broker, with a timeout of 3 s. Figures without an answer
-are *unknown since*, not zero. A snapshot is replaced as a whole. Loop only.
+are *unknown since*, not zero. A snapshot is replaced as a whole. Use this module only on the event loop.
 """
 
 from __future__ import annotations
@@ -542,7 +542,8 @@ async def _steps(things: Collection[T]) -> AsyncIterator[T]:
 
 
 def _silently(_: str) -> None:
-    """Ignore the error of a request that is repeated anyway. Figures without an answer are shown as unknown."""
+    """Ignore the error of a request, because the request will be repeated. Figures without an answer are shown as
+    unknown."""
 
 
 def _next_state(known: BrokerState | None, row: BrokerRow) -> BrokerState:

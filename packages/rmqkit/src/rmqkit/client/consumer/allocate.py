@@ -1,7 +1,7 @@
 """Strategies that distribute a topic's queues. Every client of a group computes the same result from the same lists.
 
-A strategy is a function of the sorted queues, the sorted client ids and the own client id. All clients of a group must
-use the same strategy. A function such as `configured` returns a strategy for its parameters.
+A strategy is a function of the sorted queues, the sorted client ids and this client's own id. All clients of a group
+must use the same strategy. A function such as `configured` returns a strategy for its parameters.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ moved                 an operator or the program sets another offset: the queue 
 
 Each of these steps waits for a broker or a handler, so each queue performs only one step at a time (``_turns``). Two
 concurrent steps could leave a pull loop without an owner, and this loop would never end.
-Loop only. Source: behaviour.md §5.3, §8.4, §8.6, §8.12.
+Use this module only on the event loop. Source: behaviour.md §5.3, §8.4, §8.6, §8.12.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class QueueOwner(Protocol):
 
 
 class Rebalance:
-    """The computation of the queues of this member (in broadcasting, all queues). The `QueueOwner` applies the
+    """The algorithm that chooses the queues of this member (in broadcasting: all queues). The `QueueOwner` applies the
     result.
     """
 
@@ -134,7 +134,7 @@ class Rebalance:
 
 
 class Pauses:
-    """The queues that a program paused: some queues, or all present and future queues with exceptions."""
+    """The queues that a program paused: some queues, or all present and future queues except some."""
 
     def __init__(self) -> None:
         self._are_all_paused = False
@@ -157,7 +157,7 @@ class Pauses:
 
 @dataclass(eq=False)
 class AssignedQueues:
-    """The queues of this member. Each has a process queue and a loop that fills it.
+    """The queues of this member. Each queue has a process queue and a loop that fills it.
 
     ``process_queues`` are the owned queues, and ``schedules`` are the topics that the program pulls itself. If a queue
     is given up although it is still assigned to this member, ``rebalance_soon`` is called, and the next rebalance takes
@@ -317,7 +317,7 @@ class AssignedQueues:
 
     async def _hand_over(self, process_queue: ProcessQueue) -> None:
         assert process_queue.is_dropped, "no handler can start in a queue that is handed over"
-        # Keep this order. First, no offset can change any more. Then the offset is saved. Only then may another member
+        # Keep this order. First, no offset can change any more. Then the offset is saved. Only then can another member
         # lock the queue.
         process_queue.release()
         await self.context.offsets.save(process_queue.queue)

@@ -17,7 +17,7 @@ that does not fit the type of the handler goes to the dead letters before the ha
 batch. In broadcasting, no message is delivered again, and a failure is only logged. A fixed number of workers takes the
 messages in the order of the pulls; no task is started per message. Coroutine functions run on the loop, plain functions
 in a thread.
-Loop only. Source: behaviour.md §8.8, remoting.md §9.5.
+Use this module only on the event loop. Source: behaviour.md §8.8, remoting.md §9.5.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def _level_after(delay_ms: int) -> int:
 class ConsumeLater(Exception):
     """An exception that a handler raises to choose the time of the next delivery of a message.
 
-    In ordered consumption, the queue waits at the first of these messages, and a delay level has no effect.
+    In ordered consumption, the queue waits at the first message that is to be delivered again, and a delay level has no
+    effect.
 
     Args:
         delay_level: 1 to 18 for a delay level of the broker; 0 lets the broker choose. For popped messages, a level
@@ -371,7 +372,7 @@ class ConcurrentConsumeService:
             process_queue, messages = await self._ready.get()
             if process_queue.is_dropped:
                 continue  # another member gets these messages
-            # No await may come between the check and this call: giving up a queue waits for every counted handler.
+            # There must be no await between the check and this call: giving up a queue waits for every counted handler.
             process_queue.handler_starts()
             try:
                 await self._handle(process_queue, messages)

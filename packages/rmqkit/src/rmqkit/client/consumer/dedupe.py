@@ -111,7 +111,7 @@ class SqliteDedupe:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection of the current transaction. Only the handler may use it.
+        """The connection of the current transaction. Only the handler can use it.
         Raises ClientError: this thread does not run a handler with this ``dedupe``."""
         connection: sqlite3.Connection | None = getattr(self._here, "connection", None)
         if connection is None:

@@ -10,7 +10,8 @@
 `Consumer` is the common base of push, pull and pop consumers. Its `GroupCoordinator` decides when to rebalance and
 registers the member with the brokers. The module `assignment` computes the queues of each member, and takes and gives
 up queues. In ordered consumption, a queue is taken after its broker has locked it. If another member gets the lock, the
-queue restarts with the next rebalance. Loop only. Source: behaviour.md §6.1, §6.2, §8.3, §8.4, §8.15.
+queue restarts with the next rebalance. Use this module only on the event loop. Source: behaviour.md §6.1, §6.2, §8.3,
+§8.4, §8.15.
 """
 
 from __future__ import annotations
@@ -182,7 +183,7 @@ class GroupCoordinator:
         self._is_shared_out.set()
 
     async def leave(self, still_handled: Collection[MessageQueue] = ()) -> None:
-        """Save the offsets, release the locks except those of queues that a handler still uses, and leave the group."""
+        """Save the offsets, release the locks of all queues that no handler uses any more, and leave the group."""
         assert not self._is_open, "a member stops before it leaves"
         # Keep this order: offsets, locks, group. Then no offset changes after the next owner of a queue has read it.
         await self._context.offsets.save_all()

@@ -19,8 +19,8 @@ If the body of a record cannot be unpacked, the record would stop the queue for 
 dead letters of the group.
 
 A scheduled pull (``MQPullConsumerScheduleService``) calls a task of the program repeatedly, one call at a time. The
-task pulls, consumes and commits, and returns the pause before the next call. Loop only. Source: behaviour.md §8.1,
-§8.6, §8.9; remoting.md §9.5.
+task pulls, consumes and commits, and returns the pause before the next call. Use this module only on the event loop.
+Source: behaviour.md §8.1, §8.6, §8.9; remoting.md §9.5.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ In broadcasting, offsets are stored in a file of the member::
     <offsets_dir>/<client id>/<group>/offsets.json.bak   the previous save; read if the first is unreadable
 
 A save merges the offsets into the file, so that queues of earlier runs and other processes retain their offsets. A
-crash loses the offsets since the last save. Loop only; a thread reads and writes the disk.
+crash loses the offsets since the last save. Use this module only on the event loop; a thread reads and writes the disk.
 Source: behaviour.md §5.6, §8.6; store.md §9.8.
 """
 
@@ -48,7 +48,7 @@ _Sent = tuple[int, Connection | None]
 
 
 class OffsetStore(ABC):
-    """The offsets of one group in the queues that this client owns. Each offset is that of the next message to
+    """The offsets of one group in the queues that this client owns. Each offset belongs to the next message to
     consume."""
 
     def __init__(self) -> None:

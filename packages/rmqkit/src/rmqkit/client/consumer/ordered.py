@@ -17,7 +17,7 @@ The steps before the next owner gets a queue have this order: the handler return
 released.
 
 The workers take queues in turn, one batch each. At most one worker has a queue (``ProcessQueue.is_scheduled``).
-Loop only. Source: behaviour.md §2.7, §8.10; remoting.md §4.3.5.
+Use this module only on the event loop. Source: behaviour.md §2.7, §8.10; remoting.md §4.3.5.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class OrderlyConsumeService(ConcurrentConsumeService):
         return True
 
     async def _are_given_up(self, process_queue: ProcessQueue, error: DeadLetters) -> bool:
-        """Send messages that no handler can process to the dead letters. The rest of their batch is handled afterwards.
-        Return True if all were sent."""
+        """Send to the dead letters the messages that no handler can process. The rest of their batch is handled
+        afterwards. Return True if all were sent."""
         log_failure(error.messages, error)
         for message in error.messages:
             if not await self._is_dead_lettered(message, self.reason_of(error, message)):
@@ -224,7 +224,7 @@ class ClientQueueLocks:
         return refused
 
     async def _unlock(self, broker_name: str, queues: list[MessageQueue]) -> None:
-        # Remove the lock here before the broker releases it: no handler may start when another member can have the
+        # Remove the lock here before the broker releases it: a handler must not start when another member can have the
         # lock.
         for queue in queues:
             self._granted_ms.pop(queue, None)

@@ -1,7 +1,7 @@
 """The poll buffer: pulled messages that wait for the next poll of the program (``DefaultLitePullConsumer.poll``).
 
 Returned messages count as consumed only when the program polls again, commits or closes. If the program fails before
-that, the messages are delivered again. Loop only. Source: behaviour.md §8.14.
+that, the messages are delivered again. Use this module only on the event loop. Source: behaviour.md §8.14.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The process queue: the messages of a queue that are pulled and not yet consumed (``ProcessQueue``).
 
-The offset of a queue may advance to the lowest message in the process queue, but not beyond it: unconsumed messages are
+The offset of a queue can advance to the lowest message in the process queue, but not beyond it: unconsumed messages are
 delivered again to the next owner of the queue. Therefore a message that is not consumed holds the offset back, and
 after ``span_max`` offsets it also stops the pulls.
 
@@ -16,7 +16,8 @@ released    gone: messages that are handled now are delivered again elsewhere
 although the broker had more messages. With slow handlers, few messages are held; with fast handlers, up to
 ``messages_max``.
 
-Loop only. Cost per message: one dict entry, O(log n) to find the lowest. Source: behaviour.md §8.6, §8.7.
+Use this module only on the event loop. Cost per message: one dict entry, O(log n) to find the lowest.
+Source: behaviour.md §8.6, §8.7.
 """
 
 from __future__ import annotations

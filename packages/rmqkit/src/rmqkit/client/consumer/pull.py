@@ -148,7 +148,7 @@ class PullConsumer(Consumer):
         In the task, call `pull` and `commit`. A coroutine function runs on the event loop, a plain function in a
         thread. The task returns the time until its next call, or None for ``pause``: seconds or a `timedelta`. If the
         task raises, it is called again after ``pull.error_pause_ms``. The calls for one queue run one after the other.
-        Calls for different queues may run at the same time. Before the consumer gives up a queue or closes, it waits
+        Calls for different queues can run at the same time. Before the consumer gives up a queue or closes, it waits
         for the running call, at most 30 s.
         Raises SettingsError, ClientError: the same as for `subscribe`."""
         self._check_mode(is_wrong=self._coordinator.is_manual)
@@ -293,10 +293,10 @@ class PullConsumer(Consumer):
     @keeps_open
     async def commit(self, queue: MessageQueue | None = None, offset: int | None = None) -> None:
         """Save the group's offsets in all polled queues. With ``queue``, save only the offset in this queue:
-        ``offset``, or the polled position. ``offset`` is that of the next message to consume, and it may be less than
-        the saved offset.
+        ``offset``, or the polled position. ``offset`` belongs to the next message to consume, and can be less than the
+        saved offset.
 
-        A broker refuses the offset of an unknown group. The first pull of a group makes it known."""
+        A broker refuses the offset of an unknown group. A group is known after its first pull."""
         if queue is not None and offset is not None:
             positions = {queue: offset}
         else:

@@ -15,8 +15,8 @@ A queue that appears later is followed from its first message. If a broker is un
 second, and misses no message that was stored meanwhile. The queues of this broker are not merged with others. With
 ``stop_at_end``, a queue is read up to the end that it had at the beginning, or when its broker became reachable again.
 
-The reader requests the offsets of at most 64 queues at a time. It buffers one pull for each queue, and 8 more. Loop
-only.
+The reader requests the offsets of at most 64 queues at a time. It buffers one pull for each queue, and 8 more. Use this
+module only on the event loop.
 Source: behaviour.md §4, §6.2, §8.16; remoting.md §4.3.2.
 """
 
@@ -265,8 +265,8 @@ class TopicReader:
         return []
 
     def _earliest(self) -> list[ReceivedMessage]:
-        """Remove from the lane with the oldest message its messages that are not newer than those of all other lanes,
-        and return them.
+        """Find the lane with the oldest message. Remove the messages of this lane that are not newer than the messages
+        of any other lane, and return them.
         """
         *__, lane = heapq.heappop(self._filled)
         until_ms = self._filled[0][0] if self._filled else lane.held[-1].store_timestamp

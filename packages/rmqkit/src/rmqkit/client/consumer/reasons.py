@@ -10,7 +10,7 @@ property              value                                                     
 ====================  ============================================================  ================
 
 RocketMQ has no such properties, so other clients see them as properties of the application. They contain exception
-texts, so they are as confidential as the log of the consumer. Pure.
+texts, so they are as confidential as the log of the consumer. The functions of this module have no side effects.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ _OURS = __name__.partition(".")[0] + ".client."
 
 
 class Reason(Struct, frozen=True):
-    """the number of times that the group tried the message."""
+    """The reason why a message goes to the dead letters.
+
+    Attributes:
+        text: the error.
+        traceback: the traceback of the exception, empty without an exception.
+        handler: the name of the handler, empty if no handler was called.
+        tries: the number of times that the group tried the message.
+    """
 
     text: str
     traceback: str = ""

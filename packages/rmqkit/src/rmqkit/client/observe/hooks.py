@@ -4,8 +4,8 @@
 A method of a `Hook` is called at the beginning of an operation. It may return a function, which is called with the
 outcome. The methods are called in the order of the hooks, and the returned functions in reverse order. Both are called
 on the loop in the task of the operation, so they must not block. An exception of a hook is logged and has no other
-effect. The trace topic (`producer.trace`) and OpenTelemetry (`otel`) are hooks. Loop only. Source: behaviour.md §7.6,
-§7.9, §7.11.
+effect. The trace topic (`producer.trace`) and OpenTelemetry (`otel`) are hooks. Use this module only on the event loop.
+Source: behaviour.md §7.6, §7.9, §7.11.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Sending(Struct):
 
 
 class SendStatus(enum.Enum):
-    """The safety with which a message is stored. With every status, the message is stored."""
+    """The durability of a stored message, as the broker confirmed it. With every status, the message is stored."""
 
     SEND_OK = "SEND_OK"
-    """The message is stored as safely as the broker is configured."""
+    """The message is stored, flushed and replicated as the broker is configured."""
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
     """The message is stored, but the disk did not confirm it in time."""
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
@@ -63,7 +63,7 @@ class SendResult(Struct, gc=False):
     """The result of a send.
 
     Attributes:
-        status: the safety with which the broker has stored the message.
+        status: the durability of the stored message, as the broker confirmed it.
         msg_id: the unique key of the message. For a batch, the keys of all messages, separated by commas.
         offset_msg_id: the id that the broker assigned. It contains the broker's address and the position in its log.
             For a batch, the ids of all messages, separated by commas.
@@ -263,8 +263,8 @@ uses this.
 
 
 def with_defaults(hooks: Sequence[Hook]) -> tuple[Hook, ...]:
-    """Return the hooks of a client: its own hooks, and those default hooks that do not have the same class as one of
-    its own hooks."""
+    """Return the hooks of a client: its own hooks, and the default hooks. A default hook is omitted if one of the
+    client's own hooks has the same class."""
     # Compare exact classes: a hook with its own tracer replaces the hook of the instrumentor. Both hooks would create
     # two spans for each send, and the second hook would overwrite the context of the first.
     return (*hooks, *(one for one in default_hooks if not any(type(given) is type(one) for given in hooks)))

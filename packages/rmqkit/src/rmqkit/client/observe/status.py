@@ -198,7 +198,7 @@ def _connection(one: BrokerStatus) -> str:
 
 
 class ConsumerStats:
-    """Counters of the pulls and the handler calls of one topic since ``at_ms`` (monotonic), and their durations.
+    """Counters and durations of the pulls and the handler calls for one topic, since ``at_ms`` (monotonic).
 
     ``pulls`` and ``pull_ms`` are the number and the duration of responses with messages, and ``pulled`` is the number
     of these messages. ``calls`` and ``call_ms`` are the number and the duration of handler calls, and ``consumed`` and

@@ -112,7 +112,7 @@ class PopConsumer(PushConsumer):
 
     @keeps_open
     async def ack(self, message: ReceivedMessage) -> None:
-        """Acknowledge a message. A handler may do this before it returns.
+        """Acknowledge a message. A handler can do this before it returns.
         Raises ClientError: the message was not popped."""
         await self._pop_session.ack([message])
 

@@ -41,7 +41,7 @@ runs long                   the member holds the message for up to ``consume_tim
 If a message has failed too often, a Java client acknowledges it, and the message is lost. This client first sends the
 message to the dead letters, as the proxies of brokers do, and then acknowledges it. In ordered consumption, the other
 messages of the queue wait for the failed message.
-Loop only. Source: behaviour.md §4.12, §4.15, §8.4, §8.13; remoting.md §4.6.1.
+Use this module only on the event loop. Source: behaviour.md §4.12, §4.15, §8.4, §8.13; remoting.md §4.6.1.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ their handles itself. For all other messages, strings in the response contain th
 
 Inner batches are not supported: brokers can acknowledge their messages only together (the first acknowledgement
 counts).
-Loop only. Source: behaviour.md §4.7–§4.11, §8.13; remoting.md §4.6.1.
+Use this module only on the event loop. Source: behaviour.md §4.7–§4.11, §8.13; remoting.md §4.6.1.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class _Lease(Struct):
 
 class PopProcessQueue(ProcessQueue):
     """The messages that were popped from a queue, or from all queues of a broker.
-    There is no offset. `position` is the number of finished messages, and `max_offset` adds the held messages and
-    those that the broker still has."""
+    There is no offset. `position` is the number of finished messages, and `max_offset` adds the held messages and the
+    messages that the broker still has."""
 
     is_popped = True
 
@@ -124,7 +124,7 @@ class PopProcessQueue(ProcessQueue):
 
     @property
     def has_room(self) -> bool:
-        """Return True if more messages may be popped. In ordered consumption, all popped messages must be consumed
+        """Return True if more messages can be popped. In ordered consumption, all popped messages must be consumed
         first."""
         return not self._messages if self.session.is_ordered else super().has_room
 

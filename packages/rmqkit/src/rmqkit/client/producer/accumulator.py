@@ -21,8 +21,8 @@ message is sent nevertheless. ``batch.auto`` makes a program slower if it awaits
 
 `send_many` sends the batches of a chosen queue one after the other to preserve the order. After a failed batch, it
 sends nothing more to the queue. While `BATCHES_MAX` batches are in flight, it takes no messages from the program.
-Therefore an endless source needs only the memory of these batches and of the results. Loop only. Source: behaviour.md
-§7.8, §7.12.
+Therefore an endless source needs only the memory of these batches and of the results. Use this module only on the event
+loop. Source: behaviour.md §7.8, §7.12.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
         self._tasks = Tasks()
 
     def accepts(self, message: Message) -> bool:
-        """Return True if a message may wait for others."""
+        """Return True if a message can wait for others."""
         return not (
             self._bytes >= self.settings.batch.total_bytes
             or message.goes_alone

@@ -12,8 +12,8 @@ properties         text, names not reserved, no separator characters, at most 32
 batch              one topic, one ``wait_store``, no retry topic, no delays, no priorities; never compressed
 =================  ==============================================================================================
 
-Pure: the caller passes the unique key and the time. Source: behaviour.md §7.3, §7.6, §7.8; remoting.md §7.2, §7.3,
-§7.5.
+The functions have no side effects: the caller passes the unique key and the time. Source: behaviour.md §7.3, §7.6,
+§7.8; remoting.md §7.2, §7.3, §7.5.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _properties(message: Message, unique_key: str, own: Mapping[str, str] | None
         merged = message.wire_properties()
         if own is not None:
             merged.update(own)
-        merged[names.UNIQ_KEY] = unique_key  # set last: no property of the program may replace it
+        merged[names.UNIQ_KEY] = unique_key  # set last: a property of the program must not replace it
         encoded = encode_properties(merged)
     except ValueError as error:
         raise MessageIllegal(f"message for topic {message.topic}: {error}") from None

@@ -153,7 +153,12 @@ class Tries:
 
 
 class QueueRetries:
-    """The turns of the sends to a queue after a failed send: they run one at a time until no send remains."""
+    """The order of the sends to a queue after a failed send. The sends run one at a time until no send remains.
+
+    Attributes:
+        turn: the lock that a send holds while it runs.
+        users: the number of sends that run or wait for the lock.
+    """
 
     __slots__ = ("turn", "users")
 

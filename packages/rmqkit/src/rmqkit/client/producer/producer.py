@@ -106,7 +106,7 @@ class Producer(Client):
             timeout: seconds or a `timedelta` for all attempts and pauses. It does not include the time in which this
                 send waits for other sends. The default is ``send_timeout_ms`` of the settings. With ``batch.auto``, a
                 send with this argument is not batched.
-            queue: the only queue to which the message may be sent.
+            queue: the only queue to which the message can be sent.
             selector: a function that chooses the queue (see `rmqkit.client.producer.selectors`). The message is sent to
                 this queue only. The default is `by_sharding_key` for a message with a ``sharding_key``: messages with
                 equal keys have the same queue, and their order is preserved.

@@ -24,7 +24,7 @@ the same queue wait. This preserves the order of the first attempts (`QueueRetri
 
 If ``sends_max`` sends or ``sends_bytes_max`` bytes of bodies are in flight, further sends wait. Their timeout begins
 after the wait. Checks and compression are in `encode`; limits of retries and avoided brokers are in `faults`.
-Loop only. Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
+Use this module only on the event loop. Source: behaviour.md §7.5, §7.6; remoting.md §4.3.1, §9.4.
 """
 
 from __future__ import annotations

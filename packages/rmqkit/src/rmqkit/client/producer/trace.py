@@ -13,7 +13,8 @@ The trace omits the trace topic itself, messages with TRACE_ON=false, responses 
 received messages without a region (messages of a batch have no region). A queue holds at most 2048 records of sends and
 handler calls. Records are dropped and counted if they do not fit or cannot be sent. One task sends them: immediately if
 ``trace_batch_count`` records wait, otherwise every 5 s. A trace message contains records of one topic, at most 128 000
-bytes. It is sent to a broker that has the topic. Its keys are the ids and keys of the traced messages. Loop only.
+bytes. It is sent to a broker that has the topic. Its keys are the ids and keys of the traced messages. Use this module
+only on the event loop.
 Source: behaviour.md §7.11, §9.7; remoting.md §7.7.
 """
 

@@ -11,7 +11,8 @@ CHECK_TRANSACTION_STATE                the broker did not receive a result: it s
 either raises, or returns None         UNKNOWN: the broker checks again, by default up to 15 times, then gives up
 =====================================  =========================================================================
 
-At most 2000 checks wait. Further checks are dropped; the broker will repeat them. Loop only.
+At most 2000 checks wait. Further checks are dropped; the broker will repeat them. Use this module only on the event
+loop.
 Source: behaviour.md §7.9, §9.1; remoting.md §4.3.5.
 """
 
@@ -173,7 +174,7 @@ class TransactionProducer(Producer):
             transaction_id=sent.transaction_id,
             bname=self._runtime.routes.broker_of(sent.queue),
         )
-        # If the message is stored less safely, roll back and do not run the transaction: the half message may be lost
+        # If the message is stored less durably, roll back and do not run the transaction: the half message may be lost
         # with its broker.
         if sent.status is SendStatus.SEND_OK:
             named = replace(message, msg_id=sent.msg_id)

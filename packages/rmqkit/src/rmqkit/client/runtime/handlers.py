@@ -18,7 +18,8 @@ A broker pushes a reply over the connection with the heartbeats of the client id
     request()   CORRELATION_ID, REPLY_TO_CLIENT = client id, TTL ──> topic ──> consumer
     the caller <── PUSH_REPLY_MESSAGE_TO_CLIENT ── broker <── <cluster>_REPLY_TOPIC, MSG_TYPE=reply ── reply()
 
-Loop only. Source: behaviour.md §3.8, §5.3, §7.10, §8.15; remoting.md §4.3.7, §4.5, §6.4.11, §6.4.12.
+Use this module only on the event loop. Source: behaviour.md §3.8, §5.3, §7.10, §8.15; remoting.md §4.3.7, §4.5,
+§6.4.11, §6.4.12.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class Reply(Struct):
 
     Attributes:
         body: the decompressed body.
-        properties: the properties of the reply, including those of RocketMQ.
+        properties: the properties of the reply, including RocketMQ's own properties.
         flag: the number that the replier set.
         born_timestamp: the time when the reply was sent, in ms since the epoch, from the clock of the replier.
         born_host: the address of the replier, ``ip:port``.

@@ -72,7 +72,7 @@ def keeps_open(
 class Client:
     """A member of a group. Start and close it once; ``async with`` does both.
 
-    After a fork, the child process may start a client that was not started before the fork. The child cannot use a
+    After a fork, the child process can start a client that was not started before the fork. The child cannot use a
     started client and must create a new client.
 
     ``name_servers``: see `name_server_list`. With ``runtime``, the client shares the connections of another client, and

@@ -55,7 +55,7 @@ VIP_CODES = frozenset(
 _NAMED = ("topic", "consumerGroup", "producerGroup", "group", "originTopic")
 _SHORT_NAMED = ("a", "b")
 _NAMED_MEMBERS = frozenset(("topic", "group", "groupName", "consumerGroup", "c", "t"))
-"""The members of bodies that contain a topic or a group. The short names are those of `BatchAck`."""
+"""The members of bodies that contain a topic or a group. The short names are the names in `BatchAck`."""
 
 _BODIES = frozenset(
     (

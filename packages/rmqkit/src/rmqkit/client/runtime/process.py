@@ -190,8 +190,8 @@ class _Closable(Protocol):
 
 
 class Portal:
-    """A loop thread of one process. Every method may be called from any other thread.
-    ``is_from_parent`` is True if the thread belongs to the parent of this process."""
+    """A loop thread of one process. Every method can be called from any other thread. ``is_from_parent`` is True if the
+    thread belongs to the parent of this process."""
 
     def __init__(self) -> None:
         self.is_from_parent = False
@@ -222,7 +222,7 @@ class Portal:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        # Close the generators in this thread, because open generators may only be closed on their own loop.
+        # Close the generators in this thread, because open generators can only be closed on their own loop.
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 

@@ -15,8 +15,8 @@ queues of a topic that no    to publish to: the queues of the template topic (TB
 broker has                   topic; to subscribe to: none until the topic exists
 ===========================  ==================================================================================
 
-With the third rule, the members of a group have the same order of queues while queues move (`logical_queues`).
-Loop only. Source: behaviour.md §7.1, §7.2, §7.5; remoting.md §9.2.
+Because of the third row, the members of a group have the same order of queues while queues move (`logical_queues`). Use
+this module only on the event loop. Source: behaviour.md §7.1, §7.2, §7.5; remoting.md §9.2.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _BYTES_MAX = 1 << 20
 
 
 class PublishQueues:
-    """The publish queues of a topic, returned in turn (``TopicPublishInfo``, ``sendWhichQueue``).
-    ``start`` is the index of the first queue to return. A random number distributes producers over the queues."""
+    """The publish queues of a topic, returned one after the other (``TopicPublishInfo``, ``sendWhichQueue``). ``start``
+    is the index of the first queue to return. A random number distributes producers over the queues."""
 
     __slots__ = ("_next", "queues")
 
@@ -81,7 +81,7 @@ class PublishQueues:
 
 
 def publish_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """Return the queues to which messages of a topic may be sent. The list is empty if no broker accepts writes."""
+    """Return the queues to which messages of a topic can be sent. The list is empty if no broker accepts writes."""
     order = route.order_topic_conf
     # An ordered topic also lists brokers that are down, because its messages must not move to other queues.
     if isinstance(order, str) and order:
@@ -107,7 +107,7 @@ def _with_master(route: TopicRoute) -> set[str]:
 
 
 def subscribe_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
-    """Return the queues from which a topic may be read, in the order that rebalancing requires."""
+    """Return the queues from which a topic can be read, in the order that rebalancing requires."""
     physical = {
         MessageQueue(topic, data.broker_name, queue_id)
         for data in route.queue_datas
@@ -214,7 +214,7 @@ class ClientRouteTable:
         self.brokers: dict[str, dict[int, str]] = {}
 
     def known_publish_queues(self, topic: str) -> PublishQueues | None:
-        """Return the queues to which messages may be sent if the route is known, otherwise None."""
+        """Return the queues to which messages can be sent if the route is known, otherwise None."""
         return self._publish.get(topic)
 
     def lacks_master(self, topic: str) -> bool:
@@ -227,7 +227,7 @@ class ClientRouteTable:
         return broker_name in self._seen
 
     async def publish_queues(self, topic: str, template_topic: str, template_queue_count: int) -> PublishQueues:
-        """Return the queues to which messages of a topic may be sent.
+        """Return the queues to which messages of a topic can be sent.
         Raises NoRoute: no name server answered, or neither the topic nor the template topic is writable."""
         asking = self._asking.get(topic)
         if asking is None:  # other callers wait for the same response or error
@@ -255,13 +255,13 @@ class ClientRouteTable:
         return known
 
     def subscribe_queues(self, topic: str) -> list[MessageQueue]:
-        """Return the queues from which the topic may be read, sorted. The list is empty while the topic does not
+        """Return the queues from which the topic can be read, sorted. The list is empty while the topic does not
         exist.
         """
         return subscribe_queues(topic, self._routes[topic]) if self._exists(topic) else []
 
     async def readable_queues(self, topic: str) -> list[MessageQueue]:
-        """Return the queues from which the topic may be read. Fetch the route if it is unknown.
+        """Return the queues from which the topic can be read. Fetch the route if it is unknown.
         Raises ClientError: the topic's name is not valid.
         Raises NoRoute: the topic does not exist, or no name server answered."""
         fault = topic_fault(topic)

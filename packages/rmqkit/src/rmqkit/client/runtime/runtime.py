@@ -4,13 +4,14 @@
 periodic task         when
 ====================  ==========================================================================================
 route refresh         every 30 s; sooner after a failed send and while a subscribed topic does not exist (1, 2, 4 …
-                      30 s), so that a consumer may be started before the first message of a topic is sent
+                      30 s), so that a consumer can be started before the first message of a topic is sent
 heartbeat             every 30 s to every broker of the routes (only to masters if it only produces);
                       immediately if a subscription changed, a connection to a broker was lost, or the broker has
                       no data of this client any more
 ====================  ==========================================================================================
 
-Brokers send their own requests over these connections, and `dispatch` answers them (`handlers`). Loop only.
+Brokers send their own requests over these connections, and `dispatch` answers them (`handlers`). Use this module only
+on the event loop.
 Source: behaviour.md §7.1, §8.15; remoting.md §4.5, §9.1–9.3.
 """
 
@@ -105,7 +106,7 @@ class ClientRuntime:
         calls: typed requests to brokers.
         broker_versions: the protocol version of each broker that has answered a heartbeat, by address.
         absences: the brokers that cannot be reached.
-        dispatch: the router for requests of brokers; further codes may be registered before `start`.
+        dispatch: the router for requests of brokers; further codes can be registered before `start`.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class ClientRuntime:
         if self._has_to_discover:
             try:
                 await self._discover()
-                # Reset this, so that a program may start the runtime again when the web server answers.
+                # Reset this, so that a program can start the runtime again when the web server answers.
             except BaseException:
                 self._is_running = False
                 raise

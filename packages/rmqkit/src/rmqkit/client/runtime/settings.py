@@ -450,8 +450,8 @@ def _out_of_bounds(key: str, name: str, value: object, setting: Setting) -> str:
 def name_server_list(
     name_servers: str | Sequence[str] | None, environment: Mapping[str, str] = os.environ, *, domain: str = ""
 ) -> list[str]:
-    """Return the name servers of a client: the passed ones, otherwise those in ``NAMESRV_ADDR``, otherwise
-    127.0.0.1:9876. The list is empty if the name servers must be requested from a web server (``domain``).
+    """Return the name servers of a client: the passed name servers, otherwise the name servers in ``NAMESRV_ADDR``,
+    otherwise 127.0.0.1:9876. The list is empty if the name servers must be requested from a web server (``domain``).
 
     ``name_servers``: ``host:port;host:port``, or a list of addresses; each may begin with ``rocketmq://``.
     Raises SettingsError: an address is not ``host:port``."""
