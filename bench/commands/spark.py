@@ -1,4 +1,4 @@
-"""``rmq bench spark``: ten ratios, and figures that grow with the store, from one interleaved run.
+"""``rmq bench spark``: ratios, and figures that grow with the store, from one interleaved run.
 
 The figures are CPU time of this process, its JVM and the Python workers of the JVM (`interleaved`). Work of a single
 core is measured in its own process. The CPU time of servers is not included. Wall time is reported too. The data are
@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,17 +22,14 @@ from msgspec import Struct
 
 from bench.commands import naive_spark, sample_store
 from bench.commands.interleaved import Figure, Ratio, Rounds, Work, verdict
-from bench.commands.sample_store import FIRST_STORED_MS, QUEUES, TOPICS, write_log
+from bench.commands.sample_store import QUEUES, TOPICS, write_log
 from bench.commands.served import serve_standalone
-from rmqkit.arrow.reader import read_split
-from rmqkit.errors import RmqError
 from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable
-from rmqkit.spark.frames import read
 from rmqkit.spark.jobs.archive import archive
 from rmqkit.spark.jobs.rebuild import rebuild as rebuild_with_spark
 from rmqkit.spark.jobs.verify import verify
-from rmqkit.spark.session import find_java_home, spark_session
-from rmqkit.spark.source.store import read_plan, store_options, store_splits
+from rmqkit.spark.session import spark_session
+from rmqkit.spark.source.store import store_options, store_splits
 from rmqkit.store.files import JsonFile
 from rmqkit.store.offline.rebuild import rebuild
 from rmqkit.store.settings import StoreSettings
@@ -44,8 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ROWS", "measure"]
 
-ROWS = range(1, 13)
-"""The ratios; row 11 is the growth with the store."""
+ROWS = range(3, 8)
+"""The ratios; row 7 is the growth with the store."""
 
 Case = tuple[Ratio, Work, Work]
 """A ratio, our work, the other work."""
@@ -55,35 +51,18 @@ _DATA = {"1K": (1024, 1.0), "100B": (100, 0.5), _LIVE: (100, 0.45)}
 """Name of the data → bytes of a body, share of the requested MiB."""
 _CHECKOUT = Path(__file__).parents[2]
 _PLAIN = ("1K", "100B")
-_LIVE_ROW, _GROWTH_ROW = 10, 11
+_LIVE_ROW, _GROWTH_ROW = 6, 7
 _BATCH_ROWS = 400_000
 _LOOK_S = 0.02
 _SMALL_BATCHES = 30
 _SMALL_BATCH_ROWS = 32
-_BOUNDS = {
-    (1, ""): (3, 5),
-    (2, ""): (0.8, 1.2),
-    (3, "1K"): (1.6, 2),
-    (3, ""): (2.4, 3),
-    (4, "1K"): (0.9, 1.1),
-    (4, ""): (0.6, 0.8),
-    (5, ""): (1.25, 1.15),
-    (6, ""): (2, 4),
-    (7, ""): (2, 3),
-    (8, ""): (1.6, 2.5),
-    (9, ""): (0.2, 0.35),
-    (10, ""): (0.5, 0.7),
-    (12, ""): (1.5, 2.5),
-}
-"""Row and data → floor and ambition."""
+_BOUNDS = {3: (2, 3), 4: (1.6, 2.5), 5: (0.2, 0.35), 6: (0.5, 0.7)}
+"""Row → floor and ambition."""
 _OVERHEAD_MS = (400, 250)
 _GROWTH_MAX = 1.2
 _CORES_MAX = 1.1
-_LOGGING_OFF = '<configuration><root level="OFF"/></configuration>'
 _TOPIC = "topic-0"
-_PARSED = ("msgId", "keys", "tags")
 _QUEUE_COLUMNS = "topic,queueId,queueOffset,commitLogOffset,storeSize,tags"
-_QUEUE_FILTER = "topic = 'topic-3' and queueId = 3"
 
 
 def measure(
@@ -92,7 +71,6 @@ def measure(
     repeats: int,
     rows: Sequence[int] = ROWS,
     gib: int = 8,
-    rocketmq_classpath: str = "",
     directory: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Figure]:
@@ -102,7 +80,6 @@ def measure(
         mib: size of the log with bodies of 1 KiB; that with bodies of 100 B is half as large.
         repeats: number of counted rounds.
         gib: size of the log in the last row.
-        rocketmq_classpath: Apache's jars and ``DecodeLoad``, for row 2.
         directory: the parent of the temporary directory, None for the system's default.
         tell: called with a line about every piece of work.
 
@@ -111,13 +88,11 @@ def measure(
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=directory)))
-        bench = _Bench(folder, stack, rocketmq_classpath, tell)
+        bench = _Bench(folder, stack, tell)
         for row in rows:
             for name in [] if row not in _CASES else [_LIVE] if row == _LIVE_ROW else _PLAIN:
                 bench.add(row, bench.data(name, mib))
         figures = bench.rounds.run(repeats)
-        if 2 in rows and not rocketmq_classpath:
-            figures.append({"row": 2, "what": "not measured: give --rocketmq-classpath, or make bench T=spark"})
         if _LIVE_ROW in rows:
             figures += bench.small_batches()
         if _GROWTH_ROW in rows:
@@ -132,18 +107,17 @@ class Data(Struct, frozen=True):
     root: Path
     count: int
 
-    def ratio(self, row: int, what: str, ours: str, other: str, *, at_most: bool = False) -> Ratio:
+    def ratio(self, row: int, what: str, ours: str, other: str) -> Ratio:
         """Return a ratio of two pieces of work over the store."""
-        floor, ambition = _BOUNDS.get((row, self.name)) or _BOUNDS[row, ""]
+        floor, ambition = _BOUNDS[row]
         names = f"{ours}, {self.name}", f"{other}, {self.name}"
-        return Ratio(row, what, self.name, self.count, *names, floor, ambition, at_most)
+        return Ratio(row, what, self.name, self.count, *names, floor, ambition)
 
 
 class _Bench:
-    def __init__(self, folder: Path, stack: ExitStack, classpath: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, tell: Callable[[str], None]) -> None:
         self._folder = folder
         self._stack = stack
-        self._classpath = classpath
         self.rounds = Rounds(tell)
         self._data: dict[str, Data] = {}
         self._name_servers = ""
@@ -170,56 +144,8 @@ class _Bench:
         assert self._spark is not None, "the session is started"
         return self._spark
 
-    def kernels(self, data: Data) -> Iterator[Case]:
-        """Row 1."""
-        options = store_options({"path": str(data.root)})
-        splits, plan = store_splits(options), read_plan(options, ())
-        ours = partial(_alone, lambda: _row_count(read_split(split, plan) for split in splits))
-        naive = partial(_alone, lambda: _row_count(map(naive_spark.naive_batches, splits)))
-        yield data.ratio(1, "kernel / struct loop to Arrow", "kernel", "loop"), ours, naive
-
-    def decoders(self, data: Data) -> Iterator[Case]:
-        """Row 2."""
-        if not self._classpath:
-            return
-        options = store_options({"path": str(data.root), "includeProperties": "string"})
-        names = [column.name for column in read_plan(options, ()).columns]
-        splits, plan = store_splits(options), read_plan(options, [name for name in names if name not in _PARSED])
-        ours = partial(_alone, lambda: _row_count(read_split(split, plan) for split in splits))
-        java = self._stack.enter_context(_java_decoder(self._classpath, data, self._folder))
-        yield data.ratio(2, "kernel, raw properties / Java's MessageDecoder", "raw kernel", "Java"), ours, java
-
-    def scans(self, data: Data) -> Iterator[Case]:
-        """Row 3."""
-        rows = _to_nowhere(lambda: self._loaded("naive-rows", data))
-        yield data.ratio(3, "scan / row reader", "scan", "row reader"), self._scan(data), rows
-
-    def parquet(self, data: Data) -> Iterator[Case]:
-        """Row 4."""
-        target = str(self._folder / f"{data.root.name}.parquet")
-        self._loaded("rocketmq-store", data).write.option("compression", "zstd").parquet(target)
-        rows = _to_nowhere(lambda: self.spark.read.parquet(target))
-        yield data.ratio(4, "scan / Spark's scan of zstd Parquet", "scan", "Parquet scan"), self._scan(data), rows
-
-    def transfer(self, data: Data) -> Iterator[Case]:
-        """Row 5."""
-        ratio = data.ratio(5, "cost of a scan / of the transfer alone", "scan", "transfer", at_most=True)
-        yield ratio, self._scan(data), _to_nowhere(lambda: self._loaded("transfer-only", data))
-
-    def filters(self, data: Data) -> Iterator[Case]:
-        """Row 6."""
-        rebuild(data.root, StoreSettings(), queues=True, index=False)
-
-        def filtered(**options: str) -> DataFrame:
-            return self._loaded("rocketmq-store", data, **options).where(_QUEUE_FILTER)
-
-        told = partial(filtered, topic="topic-3", queueId="3")
-        for how, load in (("by options", told), ("by options and queues", partial(told, offsetsFrom="consumequeue"))):
-            ratio = data.ratio(6, f"filter of 1/32 {how} / in Spark", f"filter {how}", "filter in Spark")
-            yield ratio, _to_nowhere(load), _to_nowhere(filtered)
-
     def archives(self, data: Data) -> Iterator[Case]:
-        """Row 7."""
+        """Row 3."""
         archived, written = self._folder / "archived", self._folder / "written"
 
         def in_workers() -> None:
@@ -230,10 +156,10 @@ class _Bench:
             writer = self._loaded("rocketmq-store", data).write.option("compression", "zstd")
             writer.mode("overwrite").parquet(str(written))
 
-        yield data.ratio(7, "archive / DataFrame to Parquet", "archive", "DataFrame to Parquet"), in_workers, by_writer
+        yield data.ratio(3, "archive / DataFrame to Parquet", "archive", "DataFrame to Parquet"), in_workers, by_writer
 
     def rebuilds(self, data: Data) -> Iterator[Case]:
-        """Row 8."""
+        """Row 4."""
         target = self._folder / f"queues-{data.root.name}"
 
         def packed() -> None:
@@ -245,40 +171,20 @@ class _Bench:
             rows = rows.sortWithinPartitions("topic", "queueId", "queueOffset")
             rows.write.format("queue-files").mode("append").save(str(target))
 
-        yield data.ratio(8, "rebuild of queues / row shuffle", "rebuild", "row shuffle"), packed, shuffled
+        yield data.ratio(4, "rebuild of queues / row shuffle", "rebuild", "row shuffle"), packed, shuffled
 
     def checks(self, data: Data) -> Iterator[Case]:
-        """Row 9."""
+        """Row 5."""
         works = [naive_spark.crc_of_bodies(split) for split in store_splits(store_options({"path": str(data.root)}))]
 
         def checked() -> None:
             verify(self.spark, str(data.root), StoreSettings(), log_only=True)
 
         alone = partial(_alone, lambda: sum(work() for work in works))
-        yield data.ratio(9, "verify / zlib.crc32 of the bodies, 1 thread", "verify", "CRC"), checked, alone
-
-    def planned(self, data: Data) -> Iterator[Case]:
-        """Row 12."""
-        late_ms = FIRST_STORED_MS + data.count * 98 // 100
-        works: dict[str, Callable[[DataFrame], DataFrame]] = {
-            "a count": lambda messages: messages.groupBy().count(),
-            "two columns": lambda messages: messages.select("topic", "queueId"),
-            "1/32 by queue": lambda messages: messages.where(_QUEUE_FILTER),
-            "1/50 by time": lambda messages: messages.where(f"storeTimestamp >= timestamp_millis({late_ms})"),
-        }
-        for what, work in works.items():
-
-            def least(work: Callable[[DataFrame], DataFrame] = work) -> DataFrame:
-                return read(self.spark, str(data.root), work)
-
-            def plain(work: Callable[[DataFrame], DataFrame] = work) -> DataFrame:
-                return work(self._loaded("rocketmq-store", data))
-
-            ratio = data.ratio(12, f"{what} by rmqkit.spark.read / by load", f"read {what}", f"load {what}")
-            yield ratio, _to_nowhere(least), _to_nowhere(plain)
+        yield data.ratio(5, "verify / zlib.crc32 of the bodies, 1 thread", "verify", "CRC"), checked, alone
 
     def streams(self, data: Data) -> Iterator[Case]:
-        """Row 10."""
+        """Row 6."""
         self._serve(data)
         batch_rows = min(_BATCH_ROWS, data.count // 2)
 
@@ -293,7 +199,7 @@ class _Bench:
             query.awaitTermination()
             return (self.rounds.tree.cpu_seconds() - start) * data.count / (data.count - batch_rows)
 
-        ratio = data.ratio(10, f"stream of {batch_rows:,} rows a batch / batch read", "stream", "batch read")
+        ratio = data.ratio(6, f"stream of {batch_rows:,} rows a batch / batch read", "stream", "batch read")
         reader = self.spark.read.format("rocketmq").options(nameServer=self._name_servers, subscribe=_TOPIC)
         yield ratio, stream, _to_nowhere(reader.load)
 
@@ -307,7 +213,7 @@ class _Bench:
         took_ms = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress[5:]]
         median_ms = statistics.median(took_ms)
         yield {
-            "row": 10,
+            "row": _LIVE_ROW,
             "what": f"ms of a batch of {_SMALL_BATCH_ROWS} rows (wall, median)",
             "data": "100B",
             "ratio": round(median_ms),
@@ -318,7 +224,7 @@ class _Bench:
         }
 
     def growth(self, gib: int, repeats: int) -> Iterator[Figure]:
-        """Row 11: the cost of a message of a larger store, and of one on a second core."""
+        """Row 7: the cost of a message of a larger store, and of one on a second core."""
         large, small = self._folder / "large", self._folder / "small"
         self._data["large"] = Data("large", large, write_log(large, gib * sample_store.SEGMENT_BYTES, 1024))
         (small / "commitlog").mkdir(parents=True)
@@ -382,17 +288,10 @@ class _Bench:
 
 
 _CASES: dict[int, Callable[[_Bench, Data], Iterator[Case]]] = {
-    1: _Bench.kernels,
-    2: _Bench.decoders,
-    3: _Bench.scans,
-    4: _Bench.parquet,
-    5: _Bench.transfer,
-    6: _Bench.filters,
-    7: _Bench.archives,
-    8: _Bench.rebuilds,
-    9: _Bench.checks,
-    10: _Bench.streams,
-    12: _Bench.planned,
+    3: _Bench.archives,
+    4: _Bench.rebuilds,
+    5: _Bench.checks,
+    6: _Bench.streams,
 }
 
 
@@ -400,8 +299,7 @@ def _session(master: str) -> SparkSession:
     # Spark's Python workers import `naive_spark` by name, from the same path as this process.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_CHECKOUT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     spark = spark_session("bench", master)
-    for source in naive_spark.sources():
-        spark.dataSource.register(source)
+    spark.dataSource.register(naive_spark.QueueFiles)
     return spark
 
 
@@ -415,42 +313,6 @@ def _alone(work: Callable[[], int]) -> float:
     start = time.process_time()
     work()
     return time.process_time() - start
-
-
-def _row_count(parts: Iterable[Iterable[Any]]) -> int:
-    return sum(batch.num_rows for batches in parts for batch in batches)
-
-
-@contextmanager
-def _java_decoder(classpath: str, data: Data, folder: Path) -> Iterator[Work]:
-    """Yield work for ``DecodeLoad``, a program that decodes all messages of the first file. Raises RmqError: it
-    fails.
-    """
-    logging = folder / "logging-off.xml"
-    logging.write_text(_LOGGING_OFF)
-    java = find_java_home(os.environ) / "bin" / "java"
-    command = [str(java), "-Xmx512m", f"-Duser.home={folder}", f"-Drmq.logback.configurationFile={logging}"]
-    command += ["-cp", classpath, "DecodeLoad", str(data.root / "commitlog" / f"{0:020d}")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None, "stdin is piped"
-    assert process.stdout is not None, "stdout is piped"
-    asked, answers = process.stdin, process.stdout
-
-    def decode() -> float:
-        asked.write("\n")
-        asked.flush()
-        words = answers.readline().split()
-        if words[:2] != ["done", str(data.count)]:
-            raise RmqError(f"DecodeLoad decoded {' '.join(words) or 'nothing'} instead of {data.count} messages")
-        return int(words[2]) / 1e9
-
-    try:
-        if answers.readline() != "ready\n":
-            raise RmqError(f"DecodeLoad did not start: does {classpath} have it, and Apache's jars?")
-        yield decode
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _driver_mib(spark: SparkSession) -> float:
