@@ -1,4 +1,16 @@
-"""``rmq bench spark``: ratios, and figures that grow with the store, from one interleaved run.
+"""``rmq bench spark``: the readers of a store beside other ways to do the same, from one interleaved run.
+
+===  ==================================================  ==============================================================
+row  ours                                                compared with
+===  ==================================================  ==============================================================
+1    seven queries of a store, by the reader in Java     Spark's scan of the same rows in zstd Parquet
+2    the same work                                       the reader in Python, with the options that fit the query
+3    `archive`                                           a data frame written to Parquet
+4    `rebuild` of the consume queues                     a shuffle of one row per message
+5    `verify` of the log                                 ``zlib.crc32`` of the bodies, on one core
+6    a stream from a broker; a batch with 32 rows        a batch read of the same topic; a bound in ms
+7    a scan of a large store; on two cores; memory       of a small store; on one core
+===  ==================================================  ==============================================================
 
 The figures are CPU time of this process, its JVM and the Python workers of the JVM (`interleaved`). Work of a single
 core is measured in its own process. The CPU time of servers is not included. Wall time is reported too. The data are
@@ -22,14 +34,15 @@ from msgspec import Struct
 
 from bench.commands import naive_spark, sample_store
 from bench.commands.interleaved import Figure, Ratio, Rounds, Work, verdict
-from bench.commands.sample_store import QUEUES, TOPICS, write_log
+from bench.commands.sample_store import FIRST_STORED_MS, QUEUES, TOPICS, write_log
 from bench.commands.served import serve_standalone
+from rmqkit.errors import RmqError
 from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable
 from rmqkit.spark.jobs.archive import archive
 from rmqkit.spark.jobs.rebuild import rebuild as rebuild_with_spark
 from rmqkit.spark.jobs.verify import verify
 from rmqkit.spark.session import spark_session
-from rmqkit.spark.source.store import store_options, store_splits
+from rmqkit.spark.source.store import JAR, StoreSource, StoreTwin, store_options, store_splits
 from rmqkit.store.files import JsonFile
 from rmqkit.store.offline.rebuild import rebuild
 from rmqkit.store.settings import StoreSettings
@@ -40,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ROWS", "measure"]
 
-ROWS = range(3, 8)
+ROWS = range(1, 8)
 """The ratios; row 7 is the growth with the store."""
 
 Case = tuple[Ratio, Work, Work]
@@ -58,11 +71,15 @@ _SMALL_BATCHES = 30
 _SMALL_BATCH_ROWS = 32
 _BOUNDS = {3: (2, 3), 4: (1.6, 2.5), 5: (0.2, 0.35), 6: (0.5, 0.7)}
 """Row → floor and ambition."""
+_TWIN_BOUNDS = (1, 2)
+_GROUP_BYTES = 32 << 20
+"""Size of the row groups in Parquet. Each task buffers one while it writes, so Spark's default of 128 MiB needs much of
+the memory of a JVM."""
 _OVERHEAD_MS = (400, 250)
 _GROWTH_MAX = 1.2
 _CORES_MAX = 1.1
 _TOPIC = "topic-0"
-_QUEUE_COLUMNS = "topic,queueId,queueOffset,commitLogOffset,storeSize,tags"
+_QUEUE_COLUMNS = ("topic", "queueId", "queueOffset", "commitLogOffset", "storeSize", "tags")
 
 
 def measure(
@@ -84,8 +101,10 @@ def measure(
         tell: called with a line about every piece of work.
 
     Raises:
-        RmqError: Java or the broker cannot be started.
+        RmqError: the reader in Java is missing, or Java or the broker cannot be started.
     """
+    if not JAR.exists():
+        raise RmqError(f"{JAR} is missing, so Spark would read with Python: make env builds it, with a JDK")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=directory)))
         bench = _Bench(folder, stack, tell)
@@ -107,11 +126,59 @@ class Data(Struct, frozen=True):
     root: Path
     count: int
 
-    def ratio(self, row: int, what: str, ours: str, other: str) -> Ratio:
-        """Return a ratio of two pieces of work over the store."""
-        floor, ambition = _BOUNDS[row]
+    def ratio(self, row: int, what: str, ours: str, other: str, bounds: tuple[float, float] | None = None) -> Ratio:
+        """Return a ratio of two pieces of work over the store. The default bounds are those of the row."""
+        floor, ambition = bounds or _BOUNDS[row]
         names = f"{ours}, {self.name}", f"{other}, {self.name}"
         return Ratio(row, what, self.name, self.count, *names, floor, ambition)
+
+
+class Query(Struct, frozen=True):
+    """A query of messages. ``options`` let the reader in Python leave out what the query does not need. ``bounds`` are
+    floor and ambition of the ratio to Parquet."""
+
+    name: str
+    frame: Callable[[DataFrame], DataFrame]
+    options: dict[str, str]
+    bounds: tuple[float, float]
+
+
+def queries(count: int) -> list[Query]:
+    """Return the queries of a sample store with ``count`` messages."""
+    low_ms, high_ms = (FIRST_STORED_MS + count * hour // 24 for hour in (12, 13))
+    within = f"storeTimestamp >= timestamp_millis({low_ms}) and storeTimestamp < timestamp_millis({high_ms})"
+    number = count // 2
+    topic = f"topic-{number % TOPICS}"
+    by_key = f"topic = '{topic}' and keys = 'key-{number:010d}'"
+    return [
+        Query("all columns", lambda messages: messages, {}, (1.5, 2)),
+        Query("count", lambda messages: messages.groupBy().count(), {"columns": "queueId"}, (0.5, 1)),
+        Query(
+            "two columns",
+            lambda messages: messages.select("topic", "queueId"),
+            {"columns": "topic,queueId"},
+            (0.5, 1),
+        ),
+        Query(
+            "one topic of 8",
+            lambda messages: messages.where(f"topic = '{topic}'").selectExpr("sum(length(body)) as bytes"),
+            {"columns": "topic,body", "topic": topic},
+            (1.5, 2),
+        ),
+        Query(
+            "one hour of 24",
+            lambda messages: messages.where(within),
+            {"startingTimestamp": str(low_ms), "endingTimestamp": str(high_ms)},
+            (1.5, 2),
+        ),
+        Query("by key", lambda messages: messages.where(by_key), {"topic": topic}, (1.5, 2)),
+        Query(
+            "group by topic, tags",
+            lambda messages: messages.groupBy("topic", "tags").count(),
+            {"columns": "topic,tags"},
+            (1, 1.5),
+        ),
+    ]
 
 
 class _Bench:
@@ -144,6 +211,24 @@ class _Bench:
         assert self._spark is not None, "the session is started"
         return self._spark
 
+    def parquet(self, data: Data) -> Iterator[Case]:
+        """Row 1."""
+        target = self._folder / f"{data.root.name}.parquet"
+        self._write_parquet(data, target)
+        for query in queries(data.count):
+            what = f"{query.name}: store / Parquet"
+            ratio = data.ratio(1, what, f"store, {query.name}", f"Parquet, {query.name}", query.bounds)
+            stored, written = partial(self._loaded, data), partial(self.spark.read.parquet, str(target))
+            yield ratio, _queried(query, stored), _queried(query, written)
+
+    def twins(self, data: Data) -> Iterator[Case]:
+        """Row 2."""
+        for query in queries(data.count):
+            what = f"{query.name}: Java / Python"
+            ratio = data.ratio(2, what, f"store, {query.name}", f"Python, {query.name}", _TWIN_BOUNDS)
+            java, python = partial(self._loaded, data), partial(self._loaded, data, StoreTwin.name(), **query.options)
+            yield ratio, _queried(query, java), _queried(query, python)
+
     def archives(self, data: Data) -> Iterator[Case]:
         """Row 3."""
         archived, written = self._folder / "archived", self._folder / "written"
@@ -153,8 +238,7 @@ class _Bench:
             archive(self.spark, str(data.root), str(archived), includes_newest=True)
 
         def by_writer() -> None:
-            writer = self._loaded("rocketmq-store", data).write.option("compression", "zstd")
-            writer.mode("overwrite").parquet(str(written))
+            self._write_parquet(data, written)
 
         yield data.ratio(3, "archive / DataFrame to Parquet", "archive", "DataFrame to Parquet"), in_workers, by_writer
 
@@ -167,7 +251,7 @@ class _Bench:
 
         def shuffled() -> None:
             shutil.rmtree(target, ignore_errors=True)
-            rows = self._loaded("rocketmq-store", data, columns=_QUEUE_COLUMNS).repartition("topic", "queueId")
+            rows = self._loaded(data).select(*_QUEUE_COLUMNS).repartition("topic", "queueId")
             rows = rows.sortWithinPartitions("topic", "queueId", "queueOffset")
             rows.write.format("queue-files").mode("append").save(str(target))
 
@@ -236,7 +320,7 @@ class _Bench:
         for _ in range(repeats):
             for master, names in (("local[2]", ("small", "large")), ("local[1]", ("small",))):
                 self._restart(master)
-                self._scan(self._data["small"], columns="queueId")()  # starts the workers
+                self._scan(self._data["small"])()  # the first query of a session costs more
                 for name in names:
                     self.rounds.take(f"{master}, {name}", self._scan(self._data[name]))
                     if master == "local[2]":
@@ -264,11 +348,15 @@ class _Bench:
         self._spark = _session(master)
         self._stack.callback(self._spark.stop)
 
-    def _loaded(self, source: str, data: Data, **options: str) -> DataFrame:
-        return self.spark.read.format(source).options(splitBytes="64m", **options).load(str(data.root))
+    def _loaded(self, data: Data, source: str = StoreSource.name(), **options: str) -> DataFrame:
+        return self.spark.read.format(source).options(**options).load(str(data.root))
 
-    def _scan(self, data: Data, **options: str) -> Work:
-        return _to_nowhere(lambda: self._loaded("rocketmq-store", data, **options))
+    def _scan(self, data: Data) -> Work:
+        return _to_nowhere(partial(self._loaded, data))
+
+    def _write_parquet(self, data: Data, target: Path) -> None:
+        writer = self._loaded(data).write.option("compression", "zstd").option("parquet.block.size", _GROUP_BYTES)
+        writer.mode("overwrite").parquet(str(target))
 
     def _serve(self, data: Data) -> None:
         """Let a broker serve a store whose messages belong to one topic."""
@@ -288,6 +376,8 @@ class _Bench:
 
 
 _CASES: dict[int, Callable[[_Bench, Data], Iterator[Case]]] = {
+    1: _Bench.parquet,
+    2: _Bench.twins,
     3: _Bench.archives,
     4: _Bench.rebuilds,
     5: _Bench.checks,
@@ -306,6 +396,10 @@ def _session(master: str) -> SparkSession:
 def _to_nowhere(load: Callable[[], DataFrame]) -> Work:
     """Return work that loads and reads rows: Spark plans a data frame only once, but each run must include planning."""
     return lambda: load().write.format("noop").mode("overwrite").save()
+
+
+def _queried(query: Query, load: Callable[[], DataFrame]) -> Work:
+    return _to_nowhere(lambda: query.frame(load()))
 
 
 def _alone(work: Callable[[], int]) -> float:

@@ -16,14 +16,16 @@ from bench.commands.interleaved import Ratio, Rounds, verdict
 from bench.commands.sample_store import QUEUES, TOPICS, write_log
 from rmqkit.arrow.reader import read_split
 from rmqkit.cli import app
+from rmqkit.errors import RmqError
 from rmqkit.protocol.message import messages_of_record
 from rmqkit.protocol.record import decode_record
-from rmqkit.spark.source.store import read_plan, store_options, store_splits
+from rmqkit.spark.source.store import JAR, StoreSource, StoreTwin, read_plan, store_options, store_splits
 from rmqkit.store.offline.check import verify
 from rmqkit.store.offline.rebuild import rebuild
 from rmqkit.store.settings import StoreSettings
 
 BODY_BYTES = 100
+in_java = pytest.mark.skipif(not JAR.exists(), reason="there is no JDK, so there is no reader in Java")
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,22 @@ def test_full_files_end_with_a_blank(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sum(batch.num_rows for split in splits for batch in read_split(split, plan)) == count
 
 
+@in_java
+@pytest.mark.spark
+def test_the_queries_find_the_same_rows_in_every_format(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+    stored = spark.read.format(StoreSource.name()).load(str(root))
+    stored.write.parquet(str(tmp_path / "parquet"))
+    written = spark.read.parquet(str(tmp_path / "parquet"))
+    count = stored.count()
+    row_counts = []
+    for query in spark_figures.queries(count):
+        by_twin = spark.read.format(StoreTwin.name()).options(**query.options).load(str(root))
+        expected, *others = (sorted(map(str, query.frame(frame).collect())) for frame in (stored, written, by_twin))
+        assert others == [expected, expected], query.name
+        row_counts.append(len(expected))
+    assert row_counts == [count, 1, count, 1, pytest.approx(count / 24, abs=1), 1, TOPICS * 5]
+
+
 @pytest.mark.spark
 def test_the_row_shuffle_writes_the_same_queue_entries(spark: SparkSession, root: Path, tmp_path: Path) -> None:
     spark.dataSource.register(naive_spark.QueueFiles)
@@ -99,6 +117,12 @@ def test_verdicts() -> None:
     assert [verdict(value, 1.25, 1.15, at_most=True) for value in (1.3, 1.2, 1.1)] == ["miss", "✓", "✓✓"]
 
 
+def test_a_missing_reader_in_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_figures, "JAR", tmp_path / "rmqkit-spark.jar")
+    with pytest.raises(RmqError, match=r"rmqkit-spark.jar is missing, so Spark would read with Python"):
+        spark_figures.measure(mib=1, repeats=1)
+
+
 @pytest.mark.parametrize("row", ["three", "12", "0"])
 def test_unknown_rows_are_reported_in_one_line(row: str) -> None:
     done = CliRunner().invoke(app, ["bench", "spark", "--only", f"4,{row}"])
@@ -113,21 +137,21 @@ def bench_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(spark), "stop", lambda session: None)
 
 
+@in_java
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.usefixtures("bench_session")
 def test_every_ratio_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_figures, "_SMALL_BATCHES", 6)
     monkeypatch.setattr(interleaved, "WARM_UPS", 0)
-    figures = spark_figures.measure(mib=1, repeats=1, rows=range(3, 7), directory=tmp_path)
-    assert {figure["row"] for figure in figures} == set(range(3, 7))
-    measured = [figure for figure in figures if "ratio" in figure]
-    assert [figure["row"] for figure in measured] == [3, 3, 4, 4, 5, 5, 6, 6]
-    assert all(figure["verdict"] in ("✓✓", "✓", "miss") for figure in measured)
+    figures = spark_figures.measure(mib=1, repeats=1, rows=range(1, 7), directory=tmp_path)
+    assert [figure["row"] for figure in figures] == [1] * 14 + [2] * 14 + [3, 3, 4, 4, 5, 5, 6, 6]
+    assert all(figure["verdict"] in ("✓✓", "✓", "miss") for figure in figures)
     assert json.dumps(figures)
-    assert list(tmp_path.iterdir()) == [], "it clears up behind itself"
+    assert list(tmp_path.iterdir()) == [], "the bench removes its files"
 
 
+@in_java
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.usefixtures("bench_session")
