@@ -61,7 +61,7 @@ KINDS: dict[str, dict[str, Program]] = {
         ),
         "grpc-cpu": Program("bench/grpc_cpu.py", "CPU of a send, a receive and an ack of gRPC in one process"),
         "ha": Program("bench/ha_bench.py", f"masters with slaves: rates, lag, catch-up, beside Apache's; {_APACHE}"),
-        "spark": Program("bench/spark_bench.py", f"the Spark pipeline beside other ways; 15 minutes; {_APACHE}"),
+        "spark": Program("rmqkit", "the Spark pipeline beside other ways; 15 minutes", ("bench", "spark")),
         "recovery": Program("bench/recovery_bench.py", "seconds until a killed store is ready: 16,000 queues, 2 GiB"),
         "archive": Program("bench.archive_bench", "reading from an archive beside the log it was made of"),
     },

@@ -168,34 +168,27 @@ def client(
 def spark(
     mib: Annotated[int, typer.Option(min=1, help="Size of the log in MiB, with bodies of 1 KiB.")] = 1024,
     repeats: Annotated[int, typer.Option(min=1, help="Number of measured rounds.")] = 3,
-    only: Annotated[str, typer.Option(help="Rows to measure, such as 3,4,9. (default: all)")] = "",
-    max_gib: Annotated[int, typer.Option(min=1, max=64, help="Size of the log in row 11, in GiB.")] = 8,
+    only: Annotated[str, typer.Option(help="Rows to measure, such as 1,3,6. (default: all)")] = "",
+    max_gib: Annotated[int, typer.Option(min=1, max=64, help="Size of the log in row 7, in GiB.")] = 8,
     quick: Annotated[bool, typer.Option("--quick", help="The same as --mib 256 --max-gib 2.")] = False,
-    rocketmq_classpath: Annotated[
-        str, typer.Option(help="Class path with Apache's jars and DecodeLoad, for row 2.")
-    ] = "",
     directory: Annotated[Path | None, typer.Option(help="Directory for temporary files. (default: $TMPDIR)")] = None,
     as_json: _Json = False,
 ) -> None:
-    """Measure the CPU time of the Spark pipeline, compared with other ways to do the same.
-
-    `make bench T=spark` fetches the files for row 2.
-    """
+    """Measure the CPU time of the Spark pipeline, compared with other ways to do the same."""
     from bench.commands import spark as spark_figures
 
     if quick:
         mib, max_gib = 256, 2
-    try:
-        rows = [int(row) for row in only.split(",")] if only else list(spark_figures.ROWS)
-    except ValueError:
-        raise SettingsError(f"--only {only}: give numbers of rows with commas between them, such as 3,4,9") from None
+    names = [str(row) for row in spark_figures.ROWS]
+    chosen = only.split(",") if only else names
+    if wrong := [row for row in chosen if row not in names]:
+        raise SettingsError(f"--only {only}: there is no row {wrong[0]!r}: give some of {','.join(names)}")
     before = os.getloadavg()[0]
     figures = spark_figures.measure(
         mib=mib,
         repeats=repeats,
-        rows=rows,
+        rows=[int(row) for row in chosen],
         gib=max_gib,
-        rocketmq_classpath=rocketmq_classpath,
         directory=directory,
         tell=lambda text: typer.echo(text, err=True),
     )

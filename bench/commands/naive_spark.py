@@ -1,95 +1,34 @@
-"""The comparisons of `spark`: the obvious ways into Spark and Parquet.
+"""The comparisons of `spark` that are code: the obvious ways to check a log and to write consume queues.
 
 ===================  ==================================================================================================
-`naive_rows`         a record, a ``struct`` call, a dict of properties, a tuple
-`naive_batches`      those tuples as Arrow columns
-`NaiveRows`          a Spark source that yields them as rows
-`TransferOnly`       a Spark source that sends one decoded batch again and again: the cost of transfer alone
+`crc_of_bodies`      the CRC of every body of a log, on one core, with known positions
 `QueueFiles`         a Spark sink for entries of consume queues, one row for every message, sorted by queue
 ===================  ==================================================================================================
 
-They return the same rows and the same bytes as ours, and are only used for measurements.
+They do the same work as ours, and are only used for measurements.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
-import struct
 import zlib
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceArrowWriter,
-    DataSourceReader,
-    InputPartition,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from rmqkit.arrow.fs import map_file
-from rmqkit.arrow.reader import read_split
-from rmqkit.arrow.schema import MESSAGE_COLUMNS, arrow_schema
 from rmqkit.arrow.splits import Split
 from rmqkit.protocol.properties import java_hash
-from rmqkit.protocol.record import MAGIC_V1, host_text
-from rmqkit.spark.source.store import StoreReader, StoreSource, read_plan, store_options
 from rmqkit.store.log import scan
 
-__all__ = ["NaiveRows", "QueueFiles", "TransferOnly", "crc_of_bodies", "naive_batches", "naive_rows", "sources"]
+__all__ = ["QueueFiles", "crc_of_bodies"]
 
-_HEAD = struct.Struct(">iiiiiqqiq8sq8siqi")
-_BATCH_ROWS = 8192
 _ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _FILE_BYTES = 6_000_000
-
-
-def naive_rows(split: Split, moment: Callable[[int], Any]) -> Iterator[tuple[Any, ...]]:
-    """Yield every message of a split as a tuple of `MESSAGE_COLUMNS`. ``moment`` converts ms since the epoch into a
-    time.
-    """
-    buffer: Any = map_file(split.path)
-    hosts: dict[bytes, str] = {}
-    position = split.low
-    while position < split.high:
-        (
-            size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born, born_host, stored,
-            store_host, reconsume_times, prepared_offset, body_bytes,
-        ) = _HEAD.unpack_from(buffer, position)  # fmt: skip
-        if magic != MAGIC_V1:
-            return
-        at = position + _HEAD.size
-        body = buffer[at : at + body_bytes]
-        at += body_bytes
-        topic = buffer[at + 1 : at + 1 + buffer[at]].decode()
-        text = buffer[at + 3 + buffer[at] : position + size].decode()
-        properties = dict(entry.split("\x01") for entry in text.split("\x02") if entry)
-        for host in (born_host, store_host):
-            if host not in hosts:
-                hosts[host] = host_text(host)
-        yield (
-            topic, None, queue_id, queue_offset, physical_offset, size, properties["UNIQ_KEY"],
-            properties.get("KEYS"), properties.get("TAGS"), properties, body, flag, sys_flag, crc, moment(born),
-            hosts[born_host], moment(stored), hosts[store_host], reconsume_times, prepared_offset,
-        )  # fmt: skip
-        position += size
-
-
-def naive_batches(split: Split) -> Iterator[pa.RecordBatch]:
-    """Yield the same messages as Arrow batches of all columns."""
-    schema = arrow_schema(MESSAGE_COLUMNS)
-    rows = naive_rows(split, lambda ms: ms * 1000)
-    while chunk := list(itertools.islice(rows, _BATCH_ROWS)):
-        columns = dict(zip(schema.names, zip(*chunk, strict=True), strict=True))
-        columns["properties"] = tuple(list(one.items()) for one in columns["properties"])
-        arrays = [pa.array(values, schema.field(name).type) for name, values in columns.items()]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def crc_of_bodies(split: Split) -> Callable[[], int]:
@@ -105,54 +44,6 @@ def crc_of_bodies(split: Split) -> Callable[[], int]:
         return len(bounds)
 
     return work
-
-
-class NaiveRows(StoreSource):
-    """A ``rocketmq-store`` source that yields single rows."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "naive-rows"
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        options = store_options(self.options)
-        return _RowReader(options, read_plan(options, schema.names))
-
-
-class _RowReader(StoreReader):
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        for split in partition.value:
-            yield from naive_rows(split, lambda ms: datetime.fromtimestamp(ms / 1000, UTC))
-
-
-class TransferOnly(StoreSource):
-    """A ``rocketmq-store`` source that decodes one batch in the life of a worker. Records must have equal sizes."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "transfer-only"
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        options = store_options(self.options)
-        return _SameBatchReader(options, read_plan(options, schema.names))
-
-
-class _SameBatchReader(StoreReader):
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        for split in partition.value:
-            batch, record_bytes = _first_batch(split.path)
-            left = (split.high - split.low) // record_bytes
-            while left > 0:
-                yield batch.slice(0, left)
-                left -= len(batch)
-
-
-@functools.cache
-def _first_batch(path: str) -> tuple[pa.RecordBatch, int]:
-    buffer = map_file(path)
-    records = next(scan.runs(buffer, int(Path(path).name), 0, len(buffer)))
-    split = Split(path, int(Path(path).name), 0, records.end)
-    return next(read_split(split, read_plan(store_options({"path": path}), ()))), int(records.sizes[0])
 
 
 class QueueFiles(DataSource):
@@ -203,8 +94,3 @@ class _QueueFileWriter(DataSourceArrowWriter):
                 file.seek(at - base)
                 file.write(part)
             at += len(part)
-
-
-def sources() -> list[type[DataSource]]:
-    """Return the data sources that a session must register."""
-    return [NaiveRows, TransferOnly, QueueFiles]

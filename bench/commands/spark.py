@@ -1,4 +1,16 @@
-"""``rmq bench spark``: ten ratios, and figures that grow with the store, from one interleaved run.
+"""``rmq bench spark``: the readers of a store beside other ways to do the same, from one interleaved run.
+
+===  ==================================================  ==============================================================
+row  ours                                                compared with
+===  ==================================================  ==============================================================
+1    seven queries of a store, by the reader in Java     Spark's scan of the same rows in zstd Parquet
+2    the same work                                       the reader in Python, with the options that fit the query
+3    `archive`                                           a data frame written to Parquet
+4    `rebuild` of the consume queues                     a shuffle of one row per message
+5    `verify` of the log                                 ``zlib.crc32`` of the bodies, on one core
+6    a stream from a broker; a batch with 32 rows        a batch read of the same topic; a bound in ms
+7    a scan of a large store; on two cores; memory       of a small store; on one core
+===  ==================================================  ==============================================================
 
 The figures are CPU time of this process, its JVM and the Python workers of the JVM (`interleaved`). Work of a single
 core is measured in its own process. The CPU time of servers is not included. Wall time is reported too. The data are
@@ -10,11 +22,10 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,15 +36,13 @@ from bench.commands import naive_spark, sample_store
 from bench.commands.interleaved import Figure, Ratio, Rounds, Work, verdict
 from bench.commands.sample_store import FIRST_STORED_MS, QUEUES, TOPICS, write_log
 from bench.commands.served import serve_standalone
-from rmqkit.arrow.reader import read_split
 from rmqkit.errors import RmqError
 from rmqkit.protocol.schemas.topics import TopicConfig, TopicConfigTable
-from rmqkit.spark.frames import read
 from rmqkit.spark.jobs.archive import archive
 from rmqkit.spark.jobs.rebuild import rebuild as rebuild_with_spark
 from rmqkit.spark.jobs.verify import verify
-from rmqkit.spark.session import find_java_home, spark_session
-from rmqkit.spark.source.store import read_plan, store_options, store_splits
+from rmqkit.spark.session import spark_session
+from rmqkit.spark.source.store import JAR, StoreSource, StoreTwin, store_options, store_splits
 from rmqkit.store.files import JsonFile
 from rmqkit.store.offline.rebuild import rebuild
 from rmqkit.store.settings import StoreSettings
@@ -44,8 +53,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ROWS", "measure"]
 
-ROWS = range(1, 13)
-"""The ratios; row 11 is the growth with the store."""
+ROWS = range(1, 8)
+"""The ratios; row 7 is the growth with the store."""
 
 Case = tuple[Ratio, Work, Work]
 """A ratio, our work, the other work."""
@@ -55,35 +64,22 @@ _DATA = {"1K": (1024, 1.0), "100B": (100, 0.5), _LIVE: (100, 0.45)}
 """Name of the data → bytes of a body, share of the requested MiB."""
 _CHECKOUT = Path(__file__).parents[2]
 _PLAIN = ("1K", "100B")
-_LIVE_ROW, _GROWTH_ROW = 10, 11
+_LIVE_ROW, _GROWTH_ROW = 6, 7
 _BATCH_ROWS = 400_000
 _LOOK_S = 0.02
 _SMALL_BATCHES = 30
 _SMALL_BATCH_ROWS = 32
-_BOUNDS = {
-    (1, ""): (3, 5),
-    (2, ""): (0.8, 1.2),
-    (3, "1K"): (1.6, 2),
-    (3, ""): (2.4, 3),
-    (4, "1K"): (0.9, 1.1),
-    (4, ""): (0.6, 0.8),
-    (5, ""): (1.25, 1.15),
-    (6, ""): (2, 4),
-    (7, ""): (2, 3),
-    (8, ""): (1.6, 2.5),
-    (9, ""): (0.2, 0.35),
-    (10, ""): (0.5, 0.7),
-    (12, ""): (1.5, 2.5),
-}
-"""Row and data → floor and ambition."""
+_BOUNDS = {3: (2, 3), 4: (1.6, 2.5), 5: (0.2, 0.35), 6: (0.5, 0.7)}
+"""Row → floor and ambition."""
+_TWIN_BOUNDS = (1, 2)
+_GROUP_BYTES = 32 << 20
+"""Size of the row groups in Parquet. Each task buffers one while it writes, so Spark's default of 128 MiB needs much of
+the memory of a JVM."""
 _OVERHEAD_MS = (400, 250)
 _GROWTH_MAX = 1.2
 _CORES_MAX = 1.1
-_LOGGING_OFF = '<configuration><root level="OFF"/></configuration>'
 _TOPIC = "topic-0"
-_PARSED = ("msgId", "keys", "tags")
-_QUEUE_COLUMNS = "topic,queueId,queueOffset,commitLogOffset,storeSize,tags"
-_QUEUE_FILTER = "topic = 'topic-3' and queueId = 3"
+_QUEUE_COLUMNS = ("topic", "queueId", "queueOffset", "commitLogOffset", "storeSize", "tags")
 
 
 def measure(
@@ -92,7 +88,6 @@ def measure(
     repeats: int,
     rows: Sequence[int] = ROWS,
     gib: int = 8,
-    rocketmq_classpath: str = "",
     directory: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[Figure]:
@@ -102,22 +97,21 @@ def measure(
         mib: size of the log with bodies of 1 KiB; that with bodies of 100 B is half as large.
         repeats: number of counted rounds.
         gib: size of the log in the last row.
-        rocketmq_classpath: Apache's jars and ``DecodeLoad``, for row 2.
         directory: the parent of the temporary directory, None for the system's default.
         tell: called with a line about every piece of work.
 
     Raises:
-        RmqError: Java or the broker cannot be started.
+        RmqError: the reader in Java is missing, or Java or the broker cannot be started.
     """
+    if not JAR.exists():
+        raise RmqError(f"{JAR} is missing, so Spark would read with Python: make env builds it, with a JDK")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rmq-bench-", dir=directory)))
-        bench = _Bench(folder, stack, rocketmq_classpath, tell)
+        bench = _Bench(folder, stack, tell)
         for row in rows:
             for name in [] if row not in _CASES else [_LIVE] if row == _LIVE_ROW else _PLAIN:
                 bench.add(row, bench.data(name, mib))
         figures = bench.rounds.run(repeats)
-        if 2 in rows and not rocketmq_classpath:
-            figures.append({"row": 2, "what": "not measured: give --rocketmq-classpath, or make bench T=spark"})
         if _LIVE_ROW in rows:
             figures += bench.small_batches()
         if _GROWTH_ROW in rows:
@@ -132,18 +126,65 @@ class Data(Struct, frozen=True):
     root: Path
     count: int
 
-    def ratio(self, row: int, what: str, ours: str, other: str, *, at_most: bool = False) -> Ratio:
-        """Return a ratio of two pieces of work over the store."""
-        floor, ambition = _BOUNDS.get((row, self.name)) or _BOUNDS[row, ""]
+    def ratio(self, row: int, what: str, ours: str, other: str, bounds: tuple[float, float] | None = None) -> Ratio:
+        """Return a ratio of two pieces of work over the store. The default bounds are those of the row."""
+        floor, ambition = bounds or _BOUNDS[row]
         names = f"{ours}, {self.name}", f"{other}, {self.name}"
-        return Ratio(row, what, self.name, self.count, *names, floor, ambition, at_most)
+        return Ratio(row, what, self.name, self.count, *names, floor, ambition)
+
+
+class Query(Struct, frozen=True):
+    """A query of messages. ``options`` let the reader in Python leave out what the query does not need. ``bounds`` are
+    floor and ambition of the ratio to Parquet."""
+
+    name: str
+    frame: Callable[[DataFrame], DataFrame]
+    options: dict[str, str]
+    bounds: tuple[float, float]
+
+
+def queries(count: int) -> list[Query]:
+    """Return the queries of a sample store with ``count`` messages."""
+    low_ms, high_ms = (FIRST_STORED_MS + count * hour // 24 for hour in (12, 13))
+    within = f"storeTimestamp >= timestamp_millis({low_ms}) and storeTimestamp < timestamp_millis({high_ms})"
+    number = count // 2
+    topic = f"topic-{number % TOPICS}"
+    by_key = f"topic = '{topic}' and keys = 'key-{number:010d}'"
+    return [
+        Query("all columns", lambda messages: messages, {}, (1.5, 2)),
+        Query("count", lambda messages: messages.groupBy().count(), {"columns": "queueId"}, (0.5, 1)),
+        Query(
+            "two columns",
+            lambda messages: messages.select("topic", "queueId"),
+            {"columns": "topic,queueId"},
+            (0.5, 1),
+        ),
+        Query(
+            "one topic of 8",
+            lambda messages: messages.where(f"topic = '{topic}'").selectExpr("sum(length(body)) as bytes"),
+            {"columns": "topic,body", "topic": topic},
+            (1.5, 2),
+        ),
+        Query(
+            "one hour of 24",
+            lambda messages: messages.where(within),
+            {"startingTimestamp": str(low_ms), "endingTimestamp": str(high_ms)},
+            (1.5, 2),
+        ),
+        Query("by key", lambda messages: messages.where(by_key), {"topic": topic}, (1.5, 2)),
+        Query(
+            "group by topic, tags",
+            lambda messages: messages.groupBy("topic", "tags").count(),
+            {"columns": "topic,tags"},
+            (1, 1.5),
+        ),
+    ]
 
 
 class _Bench:
-    def __init__(self, folder: Path, stack: ExitStack, classpath: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, tell: Callable[[str], None]) -> None:
         self._folder = folder
         self._stack = stack
-        self._classpath = classpath
         self.rounds = Rounds(tell)
         self._data: dict[str, Data] = {}
         self._name_servers = ""
@@ -170,56 +211,26 @@ class _Bench:
         assert self._spark is not None, "the session is started"
         return self._spark
 
-    def kernels(self, data: Data) -> Iterator[Case]:
-        """Row 1."""
-        options = store_options({"path": str(data.root)})
-        splits, plan = store_splits(options), read_plan(options, ())
-        ours = partial(_alone, lambda: _row_count(read_split(split, plan) for split in splits))
-        naive = partial(_alone, lambda: _row_count(map(naive_spark.naive_batches, splits)))
-        yield data.ratio(1, "kernel / struct loop to Arrow", "kernel", "loop"), ours, naive
-
-    def decoders(self, data: Data) -> Iterator[Case]:
-        """Row 2."""
-        if not self._classpath:
-            return
-        options = store_options({"path": str(data.root), "includeProperties": "string"})
-        names = [column.name for column in read_plan(options, ()).columns]
-        splits, plan = store_splits(options), read_plan(options, [name for name in names if name not in _PARSED])
-        ours = partial(_alone, lambda: _row_count(read_split(split, plan) for split in splits))
-        java = self._stack.enter_context(_java_decoder(self._classpath, data, self._folder))
-        yield data.ratio(2, "kernel, raw properties / Java's MessageDecoder", "raw kernel", "Java"), ours, java
-
-    def scans(self, data: Data) -> Iterator[Case]:
-        """Row 3."""
-        rows = _to_nowhere(lambda: self._loaded("naive-rows", data))
-        yield data.ratio(3, "scan / row reader", "scan", "row reader"), self._scan(data), rows
-
     def parquet(self, data: Data) -> Iterator[Case]:
-        """Row 4."""
-        target = str(self._folder / f"{data.root.name}.parquet")
-        self._loaded("rocketmq-store", data).write.option("compression", "zstd").parquet(target)
-        rows = _to_nowhere(lambda: self.spark.read.parquet(target))
-        yield data.ratio(4, "scan / Spark's scan of zstd Parquet", "scan", "Parquet scan"), self._scan(data), rows
+        """Row 1."""
+        target = self._folder / f"{data.root.name}.parquet"
+        self._write_parquet(data, target)
+        for query in queries(data.count):
+            what = f"{query.name}: store / Parquet"
+            ratio = data.ratio(1, what, f"store, {query.name}", f"Parquet, {query.name}", query.bounds)
+            stored, written = partial(self._loaded, data), partial(self.spark.read.parquet, str(target))
+            yield ratio, _queried(query, stored), _queried(query, written)
 
-    def transfer(self, data: Data) -> Iterator[Case]:
-        """Row 5."""
-        ratio = data.ratio(5, "cost of a scan / of the transfer alone", "scan", "transfer", at_most=True)
-        yield ratio, self._scan(data), _to_nowhere(lambda: self._loaded("transfer-only", data))
-
-    def filters(self, data: Data) -> Iterator[Case]:
-        """Row 6."""
-        rebuild(data.root, StoreSettings(), queues=True, index=False)
-
-        def filtered(**options: str) -> DataFrame:
-            return self._loaded("rocketmq-store", data, **options).where(_QUEUE_FILTER)
-
-        told = partial(filtered, topic="topic-3", queueId="3")
-        for how, load in (("by options", told), ("by options and queues", partial(told, offsetsFrom="consumequeue"))):
-            ratio = data.ratio(6, f"filter of 1/32 {how} / in Spark", f"filter {how}", "filter in Spark")
-            yield ratio, _to_nowhere(load), _to_nowhere(filtered)
+    def twins(self, data: Data) -> Iterator[Case]:
+        """Row 2."""
+        for query in queries(data.count):
+            what = f"{query.name}: Java / Python"
+            ratio = data.ratio(2, what, f"store, {query.name}", f"Python, {query.name}", _TWIN_BOUNDS)
+            java, python = partial(self._loaded, data), partial(self._loaded, data, StoreTwin.name(), **query.options)
+            yield ratio, _queried(query, java), _queried(query, python)
 
     def archives(self, data: Data) -> Iterator[Case]:
-        """Row 7."""
+        """Row 3."""
         archived, written = self._folder / "archived", self._folder / "written"
 
         def in_workers() -> None:
@@ -227,13 +238,12 @@ class _Bench:
             archive(self.spark, str(data.root), str(archived), includes_newest=True)
 
         def by_writer() -> None:
-            writer = self._loaded("rocketmq-store", data).write.option("compression", "zstd")
-            writer.mode("overwrite").parquet(str(written))
+            self._write_parquet(data, written)
 
-        yield data.ratio(7, "archive / DataFrame to Parquet", "archive", "DataFrame to Parquet"), in_workers, by_writer
+        yield data.ratio(3, "archive / DataFrame to Parquet", "archive", "DataFrame to Parquet"), in_workers, by_writer
 
     def rebuilds(self, data: Data) -> Iterator[Case]:
-        """Row 8."""
+        """Row 4."""
         target = self._folder / f"queues-{data.root.name}"
 
         def packed() -> None:
@@ -241,44 +251,24 @@ class _Bench:
 
         def shuffled() -> None:
             shutil.rmtree(target, ignore_errors=True)
-            rows = self._loaded("rocketmq-store", data, columns=_QUEUE_COLUMNS).repartition("topic", "queueId")
+            rows = self._loaded(data).select(*_QUEUE_COLUMNS).repartition("topic", "queueId")
             rows = rows.sortWithinPartitions("topic", "queueId", "queueOffset")
             rows.write.format("queue-files").mode("append").save(str(target))
 
-        yield data.ratio(8, "rebuild of queues / row shuffle", "rebuild", "row shuffle"), packed, shuffled
+        yield data.ratio(4, "rebuild of queues / row shuffle", "rebuild", "row shuffle"), packed, shuffled
 
     def checks(self, data: Data) -> Iterator[Case]:
-        """Row 9."""
+        """Row 5."""
         works = [naive_spark.crc_of_bodies(split) for split in store_splits(store_options({"path": str(data.root)}))]
 
         def checked() -> None:
             verify(self.spark, str(data.root), StoreSettings(), log_only=True)
 
         alone = partial(_alone, lambda: sum(work() for work in works))
-        yield data.ratio(9, "verify / zlib.crc32 of the bodies, 1 thread", "verify", "CRC"), checked, alone
-
-    def planned(self, data: Data) -> Iterator[Case]:
-        """Row 12."""
-        late_ms = FIRST_STORED_MS + data.count * 98 // 100
-        works: dict[str, Callable[[DataFrame], DataFrame]] = {
-            "a count": lambda messages: messages.groupBy().count(),
-            "two columns": lambda messages: messages.select("topic", "queueId"),
-            "1/32 by queue": lambda messages: messages.where(_QUEUE_FILTER),
-            "1/50 by time": lambda messages: messages.where(f"storeTimestamp >= timestamp_millis({late_ms})"),
-        }
-        for what, work in works.items():
-
-            def least(work: Callable[[DataFrame], DataFrame] = work) -> DataFrame:
-                return read(self.spark, str(data.root), work)
-
-            def plain(work: Callable[[DataFrame], DataFrame] = work) -> DataFrame:
-                return work(self._loaded("rocketmq-store", data))
-
-            ratio = data.ratio(12, f"{what} by rmqkit.spark.read / by load", f"read {what}", f"load {what}")
-            yield ratio, _to_nowhere(least), _to_nowhere(plain)
+        yield data.ratio(5, "verify / zlib.crc32 of the bodies, 1 thread", "verify", "CRC"), checked, alone
 
     def streams(self, data: Data) -> Iterator[Case]:
-        """Row 10."""
+        """Row 6."""
         self._serve(data)
         batch_rows = min(_BATCH_ROWS, data.count // 2)
 
@@ -293,7 +283,7 @@ class _Bench:
             query.awaitTermination()
             return (self.rounds.tree.cpu_seconds() - start) * data.count / (data.count - batch_rows)
 
-        ratio = data.ratio(10, f"stream of {batch_rows:,} rows a batch / batch read", "stream", "batch read")
+        ratio = data.ratio(6, f"stream of {batch_rows:,} rows a batch / batch read", "stream", "batch read")
         reader = self.spark.read.format("rocketmq").options(nameServer=self._name_servers, subscribe=_TOPIC)
         yield ratio, stream, _to_nowhere(reader.load)
 
@@ -307,7 +297,7 @@ class _Bench:
         took_ms = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress[5:]]
         median_ms = statistics.median(took_ms)
         yield {
-            "row": 10,
+            "row": _LIVE_ROW,
             "what": f"ms of a batch of {_SMALL_BATCH_ROWS} rows (wall, median)",
             "data": "100B",
             "ratio": round(median_ms),
@@ -318,7 +308,7 @@ class _Bench:
         }
 
     def growth(self, gib: int, repeats: int) -> Iterator[Figure]:
-        """Row 11: the cost of a message of a larger store, and of one on a second core."""
+        """Row 7: the cost of a message of a larger store, and of one on a second core."""
         large, small = self._folder / "large", self._folder / "small"
         self._data["large"] = Data("large", large, write_log(large, gib * sample_store.SEGMENT_BYTES, 1024))
         (small / "commitlog").mkdir(parents=True)
@@ -330,7 +320,7 @@ class _Bench:
         for _ in range(repeats):
             for master, names in (("local[2]", ("small", "large")), ("local[1]", ("small",))):
                 self._restart(master)
-                self._scan(self._data["small"], columns="queueId")()  # starts the workers
+                self._scan(self._data["small"])()  # the first query of a session costs more
                 for name in names:
                     self.rounds.take(f"{master}, {name}", self._scan(self._data[name]))
                     if master == "local[2]":
@@ -358,11 +348,15 @@ class _Bench:
         self._spark = _session(master)
         self._stack.callback(self._spark.stop)
 
-    def _loaded(self, source: str, data: Data, **options: str) -> DataFrame:
-        return self.spark.read.format(source).options(splitBytes="64m", **options).load(str(data.root))
+    def _loaded(self, data: Data, source: str = StoreSource.name(), **options: str) -> DataFrame:
+        return self.spark.read.format(source).options(**options).load(str(data.root))
 
-    def _scan(self, data: Data, **options: str) -> Work:
-        return _to_nowhere(lambda: self._loaded("rocketmq-store", data, **options))
+    def _scan(self, data: Data) -> Work:
+        return _to_nowhere(partial(self._loaded, data))
+
+    def _write_parquet(self, data: Data, target: Path) -> None:
+        writer = self._loaded(data).write.option("compression", "zstd").option("parquet.block.size", _GROUP_BYTES)
+        writer.mode("overwrite").parquet(str(target))
 
     def _serve(self, data: Data) -> None:
         """Let a broker serve a store whose messages belong to one topic."""
@@ -382,17 +376,12 @@ class _Bench:
 
 
 _CASES: dict[int, Callable[[_Bench, Data], Iterator[Case]]] = {
-    1: _Bench.kernels,
-    2: _Bench.decoders,
-    3: _Bench.scans,
-    4: _Bench.parquet,
-    5: _Bench.transfer,
-    6: _Bench.filters,
-    7: _Bench.archives,
-    8: _Bench.rebuilds,
-    9: _Bench.checks,
-    10: _Bench.streams,
-    12: _Bench.planned,
+    1: _Bench.parquet,
+    2: _Bench.twins,
+    3: _Bench.archives,
+    4: _Bench.rebuilds,
+    5: _Bench.checks,
+    6: _Bench.streams,
 }
 
 
@@ -400,8 +389,7 @@ def _session(master: str) -> SparkSession:
     # Spark's Python workers import `naive_spark` by name, from the same path as this process.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_CHECKOUT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     spark = spark_session("bench", master)
-    for source in naive_spark.sources():
-        spark.dataSource.register(source)
+    spark.dataSource.register(naive_spark.QueueFiles)
     return spark
 
 
@@ -410,47 +398,15 @@ def _to_nowhere(load: Callable[[], DataFrame]) -> Work:
     return lambda: load().write.format("noop").mode("overwrite").save()
 
 
+def _queried(query: Query, load: Callable[[], DataFrame]) -> Work:
+    return _to_nowhere(lambda: query.frame(load()))
+
+
 def _alone(work: Callable[[], int]) -> float:
     """Return CPU seconds of work that this process does by itself."""
     start = time.process_time()
     work()
     return time.process_time() - start
-
-
-def _row_count(parts: Iterable[Iterable[Any]]) -> int:
-    return sum(batch.num_rows for batches in parts for batch in batches)
-
-
-@contextmanager
-def _java_decoder(classpath: str, data: Data, folder: Path) -> Iterator[Work]:
-    """Yield work for ``DecodeLoad``, a program that decodes all messages of the first file. Raises RmqError: it
-    fails.
-    """
-    logging = folder / "logging-off.xml"
-    logging.write_text(_LOGGING_OFF)
-    java = find_java_home(os.environ) / "bin" / "java"
-    command = [str(java), "-Xmx512m", f"-Duser.home={folder}", f"-Drmq.logback.configurationFile={logging}"]
-    command += ["-cp", classpath, "DecodeLoad", str(data.root / "commitlog" / f"{0:020d}")]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None, "stdin is piped"
-    assert process.stdout is not None, "stdout is piped"
-    asked, answers = process.stdin, process.stdout
-
-    def decode() -> float:
-        asked.write("\n")
-        asked.flush()
-        words = answers.readline().split()
-        if words[:2] != ["done", str(data.count)]:
-            raise RmqError(f"DecodeLoad decoded {' '.join(words) or 'nothing'} instead of {data.count} messages")
-        return int(words[2]) / 1e9
-
-    try:
-        if answers.readline() != "ready\n":
-            raise RmqError(f"DecodeLoad did not start: does {classpath} have it, and Apache's jars?")
-        yield decode
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _driver_mib(spark: SparkSession) -> float:

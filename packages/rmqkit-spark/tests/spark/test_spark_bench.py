@@ -6,7 +6,6 @@ import itertools
 import json
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
@@ -16,16 +15,17 @@ from bench.commands import spark as spark_figures
 from bench.commands.interleaved import Ratio, Rounds, verdict
 from bench.commands.sample_store import QUEUES, TOPICS, write_log
 from rmqkit.arrow.reader import read_split
-from rmqkit.arrow.splits import Split
 from rmqkit.cli import app
+from rmqkit.errors import RmqError
 from rmqkit.protocol.message import messages_of_record
 from rmqkit.protocol.record import decode_record
-from rmqkit.spark.source.store import read_plan, store_options, store_splits
+from rmqkit.spark.source.store import JAR, StoreSource, StoreTwin, read_plan, store_options, store_splits
 from rmqkit.store.offline.check import verify
 from rmqkit.store.offline.rebuild import rebuild
 from rmqkit.store.settings import StoreSettings
 
 BODY_BYTES = 100
+in_java = pytest.mark.skipif(not JAR.exists(), reason="there is no JDK, so there is no reader in Java")
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +35,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_log(folder, 1 << 20, BODY_BYTES)
     rebuild(folder, StoreSettings(), queues=True, index=False)
     return folder
-
-
-def split_of(root: Path) -> Split:
-    (split,) = store_splits(store_options({"path": str(root)}))
-    return split
-
-
-def ours(root: Path) -> pa.Table:
-    return pa.Table.from_batches(read_split(split_of(root), read_plan(store_options({"path": str(root)}), ())))
 
 
 def test_sample_records_are_those_of_a_broker(root: Path) -> None:
@@ -78,25 +69,25 @@ def test_full_files_end_with_a_blank(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert sum(batch.num_rows for split in splits for batch in read_split(split, plan)) == count
 
 
-def test_the_naive_columns_are_ours(root: Path) -> None:
-    assert pa.Table.from_batches(naive_spark.naive_batches(split_of(root))).equals(ours(root))
-
-
+@in_java
 @pytest.mark.spark
-def test_the_naive_rows_and_the_transfer_have_as_many_rows(spark: SparkSession, root: Path) -> None:
-    for source in naive_spark.sources():
-        spark.dataSource.register(source)
-    expected = ours(root)
-    rows = spark.read.format("naive-rows").load(str(root))
-    assert rows.toArrow().sort_by("commitLogOffset").equals(expected)
-    again = spark.read.format("transfer-only").option("splitBytes", "100k").load(str(root))
-    assert again.count() == pytest.approx(len(expected), abs=20)
+def test_the_queries_find_the_same_rows_in_every_format(spark: SparkSession, root: Path, tmp_path: Path) -> None:
+    stored = spark.read.format(StoreSource.name()).load(str(root))
+    stored.write.parquet(str(tmp_path / "parquet"))
+    written = spark.read.parquet(str(tmp_path / "parquet"))
+    count = stored.count()
+    row_counts = []
+    for query in spark_figures.queries(count):
+        by_twin = spark.read.format(StoreTwin.name()).options(**query.options).load(str(root))
+        expected, *others = (sorted(map(str, query.frame(frame).collect())) for frame in (stored, written, by_twin))
+        assert others == [expected, expected], query.name
+        row_counts.append(len(expected))
+    assert row_counts == [count, 1, count, 1, pytest.approx(count / 24, abs=1), 1, TOPICS * 5]
 
 
 @pytest.mark.spark
 def test_the_row_shuffle_writes_the_same_queue_entries(spark: SparkSession, root: Path, tmp_path: Path) -> None:
-    for source in naive_spark.sources():
-        spark.dataSource.register(source)
+    spark.dataSource.register(naive_spark.QueueFiles)
     columns = "topic,queueId,queueOffset,commitLogOffset,storeSize,tags"
     rows = spark.read.format("rocketmq-store").option("columns", columns).load(str(root))
     rows = rows.repartition("topic", "queueId").sortWithinPartitions("topic", "queueId", "queueOffset")
@@ -126,40 +117,46 @@ def test_verdicts() -> None:
     assert [verdict(value, 1.25, 1.15, at_most=True) for value in (1.3, 1.2, 1.1)] == ["miss", "✓", "✓✓"]
 
 
-def test_unknown_rows_are_reported_in_one_line() -> None:
-    done = CliRunner().invoke(app, ["bench", "spark", "--only", "three"])
-    assert "--only three: give numbers of rows" in str(done.exception)
+def test_a_missing_reader_in_java_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_figures, "JAR", tmp_path / "rmqkit-spark.jar")
+    with pytest.raises(RmqError, match=r"rmqkit-spark.jar is missing, so Spark would read with Python"):
+        spark_figures.measure(mib=1, repeats=1)
+
+
+@pytest.mark.parametrize("row", ["three", "12", "0"])
+def test_unknown_rows_are_reported_in_one_line(row: str) -> None:
+    done = CliRunner().invoke(app, ["bench", "spark", "--only", f"4,{row}"])
+    assert f"--only 4,{row}: there is no row {row!r}" in str(done.exception)
 
 
 @pytest.fixture
 def bench_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the bench use the session of the tests, which goes on afterwards."""
-    for source in naive_spark.sources():
-        spark.dataSource.register(source)
+    spark.dataSource.register(naive_spark.QueueFiles)
     monkeypatch.setattr(spark_figures, "_session", lambda master: spark)
     monkeypatch.setattr(type(spark), "stop", lambda session: None)
 
 
+@in_java
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.usefixtures("bench_session")
 def test_every_ratio_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_figures, "_SMALL_BATCHES", 6)
     monkeypatch.setattr(interleaved, "WARM_UPS", 0)
-    figures = spark_figures.measure(mib=2, repeats=1, rows=range(1, 11), directory=tmp_path)
-    assert {figure["row"] for figure in figures} == set(range(1, 11))
-    measured = [figure for figure in figures if "ratio" in figure]
-    assert [figure["row"] for figure in measured] == [1, 1, 3, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 8, 8, 9, 9, 10, 10]
-    assert all(figure["verdict"] in ("✓✓", "✓", "miss") for figure in measured)
+    figures = spark_figures.measure(mib=1, repeats=1, rows=range(1, 7), directory=tmp_path)
+    assert [figure["row"] for figure in figures] == [1] * 14 + [2] * 14 + [3, 3, 4, 4, 5, 5, 6, 6]
+    assert all(figure["verdict"] in ("✓✓", "✓", "miss") for figure in figures)
     assert json.dumps(figures)
-    assert list(tmp_path.iterdir()) == [], "it clears up behind itself"
+    assert list(tmp_path.iterdir()) == [], "the bench removes its files"
 
 
+@in_java
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.usefixtures("bench_session")
 def test_growth_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.commands.sample_store.SEGMENT_BYTES", 1 << 20)
-    figures = spark_figures.measure(mib=1, repeats=1, rows=[11], gib=2, directory=tmp_path)
-    assert [figure["row"] for figure in figures] == [11, 11, 11]
+    figures = spark_figures.measure(mib=1, repeats=1, rows=[7], gib=2, directory=tmp_path)
+    assert [figure["row"] for figure in figures] == [7, 7, 7]
     assert all(figure["ratio"] > 0 for figure in figures)
