@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Generator
 from logging.handlers import RotatingFileHandler
@@ -23,6 +24,11 @@ from tests import examples, patience, unsynced
 from tests.interop.sharing import PAIR, PROXY, shared_servers
 from tests.sources import ROOT, room
 
+if sys.dont_write_bytecode:
+    # Otherwise each program that a test starts compiles all that it imports. `make test` does the same.
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(ROOT / ".cache" / "bytecode")
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 settings.load_profile(examples.SAME)
 # On loopback only this process can be late.
 patience.be_patient()

@@ -1,17 +1,18 @@
 """Long time-outs of our clients for tests on a busy machine that do not test the time-outs themselves.
 
-With the default of 3 s a late answer makes a client send a message twice, or give up.
+With the default of 3 s a late answer makes a client send a message twice, or give up. Programs that tests start import
+this module, too. So it does not import pytest, which takes as long as all of rmqkit.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import msgspec
-import pytest
 
 from rmqkit import ProducerSettings, PullConsumerSettings, PushConsumerSettings
 from rmqkit.client.consumer import consume as consuming
@@ -64,7 +65,7 @@ _TIMES = {
 }
 """Package → the default time-outs of its modules."""
 
-_patches = pytest.MonkeyPatch()
+_patches = ExitStack()
 
 
 def be_patient() -> None:
@@ -74,28 +75,35 @@ def be_patient() -> None:
     for package, times in _TIMES.items():
         if is_installed(package):
             for name, value in times.items():
-                _patches.setattr(name, value)
-    _patches.setattr(RemotingClient.connection, "__defaults__", (TIMEOUT_MS,))
-    for module in (producer, pull_consumer, push_consumer):
-        _patches.setattr(module, "check", lambda settings: _patient(check(settings)))
-    _patches.setattr(runtime, "ClientSettings", functools.partial(ClientSettings, api_timeout_ms=TIMEOUT_MS))
-    _patches.setattr(consuming, "ProducerSettings", producing)
+                _patches.enter_context(mock.patch(name, value))
+    changed: list[tuple[Any, str, Any]] = [
+        (RemotingClient.connection, "__defaults__", (TIMEOUT_MS,)),
+        *((module, "check", _checked) for module in (producer, pull_consumer, push_consumer)),
+        (runtime, "ClientSettings", functools.partial(ClientSettings, api_timeout_ms=TIMEOUT_MS)),
+        (consuming, "ProducerSettings", producing),
+    ]
+    for owner, name, value in changed:
+        _patches.enter_context(mock.patch.object(owner, name, value))
     if is_installed("rmqkit-tools"):
         from rmqkit.admin import Admin
         from rmqkit.admin.calls import AdminCalls
 
         for made in (Admin, AdminCalls):
-            _patches.setitem(made.__init__.__kwdefaults__, "timeout_ms", float(TIMEOUT_MS))
+            _patches.enter_context(mock.patch.dict(made.__init__.__kwdefaults__, timeout_ms=float(TIMEOUT_MS)))
 
 
 @contextmanager
 def as_users_have_it() -> Iterator[None]:
     """Restore the defaults, for tests of what happens when no server answers."""
-    _patches.undo()
+    _patches.close()
     try:
         yield
     finally:
         be_patient()
+
+
+def _checked(settings: ClientSettings) -> ClientSettings:
+    return _patient(check(settings))
 
 
 def _patient(settings: ClientSettings) -> ClientSettings:

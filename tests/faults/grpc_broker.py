@@ -21,6 +21,7 @@ from rmqkit.proxy.service import endpoint, receipt_handles, receiving
 from rmqkit.proxy.service.endpoint import Endpoint
 from tests.faults.grpc_tables import sizes
 from tests.interop.server_process import ServerProcess, wait_until
+from tests.ports import free_port
 
 READY_SECONDS = STOP_SECONDS = 150
 READY = r"^ready namesrv=(?P<names>\S+) broker=(?P<broker>\S+) grpc=(?P<grpc>\S+) store="
@@ -42,7 +43,7 @@ class GrpcBroker:
         self._options = [QUICK] * is_quick
         self._sizes = folder / "sizes.json"
         self._process: ServerProcess | None = None
-        self._port = 0
+        self._port = free_port()
         self.address = self.name_server = self.broker = ""
         self.starts = 0
 
@@ -64,7 +65,6 @@ class GrpcBroker:
         self._process = ServerProcess([*program, "standalone", *where, *settings], log, env)
         ready = self._process.wait_ready(READY, READY_SECONDS)
         self.address, self.name_server, self.broker = ready["grpc"], ready["names"], ready["broker"]
-        self._port = int(self.address.rpartition(":")[2])
 
     def kill(self) -> None:
         """Send SIGKILL."""

@@ -40,7 +40,7 @@ from tests.interop.apache import BROKER_NAME, ApachePair, ask
 from tests.interop.kit import ApacheKit
 from tests.interop.probe import PROBE_HEAP_MB, run_probe
 from tests.interop.standalone import run_standalone
-from tests.interop.suite.consuming import POLL_SECONDS, SECONDS
+from tests.interop.suite.consuming import POLL_SECONDS, SECONDS, popped_at_last
 from tests.patience import producing, pulling, pushing
 
 FIRST = pushing(start_from=StartFrom.FIRST_OFFSET)
@@ -58,19 +58,20 @@ class Servers:
 
     namesrv_addr: str
     broker_addr: str
+    is_ours: bool
 
 
 @pytest.fixture(scope="module", params=["ours", "apache"])
 def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     if request.param == "apache":
         pair: ApachePair = request.getfixturevalue("apache")
-        yield Servers(pair.namesrv_addr, pair.broker_addr)
+        yield Servers(pair.namesrv_addr, pair.broker_addr, is_ours=False)
         return
     work_dir = tmp_path_factory.mktemp("ours")
     conf = work_dir / "broker.conf"
     conf.write_text(f"brokerName={BROKER_NAME}\nenablePropertyFilter=true\ndefaultTopicQueueNums=4\n")
     with run_standalone(work_dir / "store", work_dir, "--config", str(conf)) as running:
-        yield Servers(running.namesrv_addr, running.broker_addr)
+        yield Servers(running.namesrv_addr, running.broker_addr, is_ours=True)
         running.stop()
 
 
@@ -176,7 +177,9 @@ def test_a_pop_waits_for_a_message(servers: Servers) -> None:
         ):
             await producer.send(Message(topic="PopWaits", body=b"0"))
             await consumer.ack_many((await popped(consumer, "PopWaits", 1)).values())
-            waiting = asyncio.create_task(consumer.pop("PopWaits", wait=20))
+            waiting = asyncio.create_task(
+                popped_at_last(lambda: consumer.pop("PopWaits", wait=20), is_ours=servers.is_ours)
+            )
             assert await consumer.pop("PopWaits") == []
             await producer.send(Message(topic="PopWaits", body=b"1"))
             (message,) = await waiting
@@ -322,17 +325,22 @@ def test_an_ordered_pop_is_blocked_until_all_of_it_is_acknowledged(servers: Serv
             PopConsumer("CG-pop-blocked", namesrv, settings=FIRST, ordered=True) as two,
         ):
             queue = MessageQueue("PopBlocked", BROKER_NAME, 0)
-            first = await one.pop("PopBlocked", queue=queue, max_count=3)
+            is_ours = servers.is_ours
+            first = await popped_at_last(lambda: one.pop("PopBlocked", queue=queue, max_count=3), is_ours=is_ours)
             assert [message.queue_offset for message in first] == [0, 1, 2]
             assert await two.pop("PopBlocked", queue=queue) == []
             await one.ack_many(first[:2])
             assert await two.pop("PopBlocked", queue=queue) == []
-            waiting = asyncio.create_task(two.pop("PopBlocked", queue=queue, max_count=3, wait=20))
+            waiting = asyncio.create_task(
+                popped_at_last(lambda: two.pop("PopBlocked", queue=queue, max_count=3, wait=20), is_ours=is_ours)
+            )
             await one.change_invisible_time(first[2], 0.5)
             again = await waiting  # the message that was not acknowledged, and the ones after it
             assert [(message.queue_offset, message.reconsume_times) for message in again] == [(2, 1), (3, 0), (4, 0)]
             await two.ack_many(again)
-            (after,) = await one.pop("PopBlocked", queue=queue, max_count=1, wait=20)
+            (after,) = await popped_at_last(
+                lambda: one.pop("PopBlocked", queue=queue, max_count=1, wait=20), is_ours=is_ours
+            )
             assert after.queue_offset == 5
 
     run(scenario())

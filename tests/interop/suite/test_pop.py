@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rmqkit import ClientError, ConsumeLater, PopConsumer, Popping, ReceivedMessage, SettingsError
-from tests.interop.suite.consuming import Received, bodies, queue, send, send_everywhere, until
+from tests.interop.suite.consuming import Received, bodies, popped_at_last, queue, send, send_everywhere, until
 from tests.interop.suite.scene import Scene
 
 pytestmark = pytest.mark.patient
@@ -116,8 +116,13 @@ async def test_a_pop_that_may_wait_gets_the_message_that_comes(scene: Scene) -> 
     """behaviour.md §4.8: polling."""
     await scene.create_topic()
     consumer = await started(scene)
-    waiting = asyncio.create_task(consumer.pop(scene.topic, wait=15))
+    await scene.sender()  # connect first, so that the pop waits only for the message
+    await scene.reader()
+    waiting = asyncio.create_task(
+        popped_at_last(lambda: consumer.pop(scene.topic, wait=15), is_ours=scene.peer.is_ours)
+    )
     assert await consumer.pop(scene.topic) == []
+    assert not waiting.done()
     await send(scene, "awaited")
     assert bodies(await waiting) == ["awaited"]
 

@@ -116,6 +116,8 @@ async def test_a_pull_that_may_wait_gets_the_message_that_comes(scene: Scene) ->
     """behaviour.md §4.4: long polling."""
     await scene.create_topic()
     consumer = await scene.pull_consumer()
+    await scene.sender()  # connect first, so that the pull waits only for the message
+    await scene.reader()
     waiting = asyncio.create_task(consumer.pull(queue(scene), 0, wait=20))
     assert (await consumer.pull(queue(scene), 0)).status is PullStatus.NO_NEW_MESSAGE
     assert not waiting.done()

@@ -4,7 +4,7 @@ refused, unusual and unknown sends to them."""
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.protocol.properties import PROPERTIES_BYTES_MAX, decode_properties, encode_properties
@@ -13,6 +13,7 @@ from rmqkit.proxy.schema.messages import DecodeError, message_class
 from rmqkit.proxy.schema.records import properties_of, type_of
 from rmqkit.proxy.schema.status import Code, Refused
 from rmqkit.proxy.service.sending import plain_sends
+from tests.examples import examples
 
 Request = message_class("SendMessageRequest")
 HOST = "10.0.0.7:5000"
@@ -122,7 +123,7 @@ SYSTEMS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     SYSTEMS,
     st.dictionaries(TEXTS, TEXTS, max_size=3),

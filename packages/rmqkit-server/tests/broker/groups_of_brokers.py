@@ -16,6 +16,7 @@ from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.schemas.topics import TopicRoute
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.store.settings import StoreSettings
+from tests.broker.replication.inside import close_ports
 from tests.store.stores import copy_store
 
 SECONDS = 60.0
@@ -67,10 +68,9 @@ class Brokers:
 
     async def crash(self, name: str) -> None:
         """Stop a broker, and restore its folder to the state before the stop."""
+        # Close the ports before the copy: otherwise slaves could still read messages and offsets that are not in it.
+        await close_ports(self.running[name])
         left = copy_store(self.root / name, self.root / f"{name}.left")
-        master = self.running[name].parts.master
-        if master is not None:
-            await master.close()  # before it stores messages and sends them to its slaves that are not in the copy
         await self.stop(name)
         shutil.rmtree(self.root / name)
         left.rename(self.root / name)

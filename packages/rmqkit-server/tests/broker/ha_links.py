@@ -128,13 +128,13 @@ class Master:
 
 
 @asynccontextmanager
-async def master(root, *, clock=None, store=None, bind="127.0.0.1", ask_members=None, tls=None, **settings):
+async def master(root, *, clock=None, store=None, bind="127.0.0.1", port=0, ask_members=None, tls=None, **settings):
     """Yield a running master. All links are closed at the end."""
     async with AsyncExitStack() as stack:
         it = Master(root, clock or StandingClock(), settings, store or small_settings(), ask_members, tls)
         it.store.open()
         stack.callback(it.store.close)
-        it.port = await it.ha.start(bind, 0)
+        it.port = await it.ha.start(bind, port)
         stack.push_async_callback(it.close_slaves)
         stack.push_async_callback(it.ha.close)
         yield it

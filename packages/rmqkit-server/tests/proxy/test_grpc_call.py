@@ -8,7 +8,7 @@ import urllib.parse
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.clock import SYSTEM_CLOCK
@@ -26,6 +26,7 @@ from rmqkit.proxy.transport.frames import (
 )
 from rmqkit.proxy.transport.grpc_call import GrpcService
 from rmqkit.proxy.transport.header_blocks import header_block, header_decoder
+from tests.examples import examples
 from tests.proxy.calling import METHODS
 from tests.proxy.test_http2 import GREETING, Peer, Transport, data_of
 
@@ -278,7 +279,7 @@ async def test_a_call_that_is_given_up_in_the_read_that_brings_it():
     assert not client.endpoint.asked
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.binary(max_size=20) | st.just(framed(b"")), max_size=8), st.sampled_from(["Heartbeat", "Telemetry"]))
 def test_any_content_has_a_status(pieces, name):
     async def main():
@@ -330,7 +331,7 @@ def what_headers_begin(headers, *, with_core):
     return asyncio.run(main())
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(HEADER, max_size=4), st.integers(0, 8), st.integers(0, 8))
 def test_headers_are_read_alike_with_and_without_the_core(some, at, left_out):
     headers = USUAL[:at] + some + [one for number, one in enumerate(USUAL[at:], at) if number != left_out]

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import hpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.core import CORE
 from rmqkit.proxy.transport.header_blocks import HeaderBlockError, HeaderDecoder, header_block
 from rmqkit.proxy.transport.plain_header_blocks import PlainHeaderBlocks
+from tests.examples import examples
 
 FIRST = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/"), (b":authority", b"www.example.com")]
 SECOND = [*FIRST, (b"cache-control", b"no-cache")]
@@ -101,7 +102,7 @@ def test_few_bytes_that_mean_many_are_refused(decoder_of):
 TEXTS = st.binary(max_size=40) | st.binary(min_size=120, max_size=300)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.lists(st.tuples(TEXTS, TEXTS, st.booleans()), max_size=6), max_size=6), st.booleans())
 def test_what_the_library_writes_is_read(decoder_of, lists, huffman):
     encoder, decoder = hpack.Encoder(), decoder_of(1 << 20)
@@ -112,7 +113,7 @@ def test_what_the_library_writes_is_read(decoder_of, lists, huffman):
         assert decoder.decode(block) == [(name.lower(), value) for name, value, _ in headers]
 
 
-@settings(max_examples=250, deadline=None)
+@examples(250)
 @given(st.lists(st.binary(max_size=60), max_size=4))
 def test_any_bytes_are_read_as_the_library_reads_them(decoder_of, blocks):
     library, decoder = hpack.Decoder(max_header_list_size=16_384), decoder_of(16_384)
@@ -141,7 +142,7 @@ PARTS = st.binary(max_size=12) | st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.lists(PARTS, max_size=3).map(b"".join), max_size=4))
 @pytest.mark.skipif(bool(CORE.fault), reason=CORE.fault)
 def test_the_core_reads_any_bytes_as_plain_python_does(blocks):

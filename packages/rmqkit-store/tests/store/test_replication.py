@@ -26,7 +26,7 @@ from rmqkit.store import replica as replication
 from rmqkit.store.message_store import DispatchRequest, MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
 from rmqkit.testing.clock import StandingClock
-from tests.examples import examples
+from tests.examples import examples, many
 from tests.faults.refusals import BROKEN, NO_SPACE, RefusingDisk
 from tests.store.offline.test_golden_rebuild import GOLDEN, IS_BATCH, contents, queues_with_bitmaps, unpacked
 from tests.store.stores import (
@@ -46,7 +46,7 @@ QUIET = {"flush_interval_ms": 3_600_000, "queue_flush_interval_ms": 3_600_000}
 
 both_paths = pytest.mark.parametrize("is_bulk", [False, True], ids=["one by one", "bulk"])
 slow = examples(30, suppress=[HealthCheck.function_scoped_fixture])
-slower = settings(slow, max_examples=6)
+slower = settings(slow, max_examples=many(6))
 
 
 @pytest.fixture(autouse=True)

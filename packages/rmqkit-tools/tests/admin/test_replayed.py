@@ -29,6 +29,7 @@ from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.names import dlq_topic
 from rmqkit.standalone import Standalone
 from tests.client.messages import received
+from tests.ports import free_port
 from tests.waiting import until
 
 
@@ -131,12 +132,11 @@ async def test_a_topic_that_was_created_again_is_not_remembered(tmp_path: Path) 
 async def test_a_new_store_at_the_same_address_is_not_remembered(tmp_path: Path) -> None:
     from tests.admin.test_dead import die
 
-    memory, port = Memory.new("task"), 0
+    memory, port = Memory.new("task"), free_port(-2, 1)
     for folder in ("first", "second"):
         await asyncio.sleep(1)  # virtual
         broker = BrokerSettings(listen_port=port, bind_address="127.0.0.1")
         async with Standalone(tmp_path / folder, broker=broker) as both, Admin(both.namesrv_address) as admin:
-            port = int(both.broker_address.rpartition(":")[2])
             await admin.groups.update("billing", {})
             await die(admin, "billing", 3)
             job = await replay(both.namesrv_address, "billing", memory)

@@ -297,24 +297,28 @@ def _read(terminal):
         return b""
 
 
-@pytest.mark.parametrize(
-    ("name", "body", "shown"),
-    [
-        ("Short", "fits", "fits"),
-        ("Long", "0123456789" * 123, "012345678901234567890123… (1,230 bytes)"),
-        ("Wide", "日本" * 50, "日本日本日本日本日本日本日… (300 bytes)"),
-        ("Escaped", "\n" * 50, "\\n" * 13 + "\\… (50 bytes)"),
-    ],
-)
-def test_on_a_terminal_tail_shows_as_much_of_a_body_as_fits(rmq, name, body, shown):
-    rmq("send", name, body, "--queue", 0)
-    tail = ("tail", name, "--from", 0, "--count", 1)
-    line = on_terminal(80, *tail)
-    assert line.split(" ", 5)[5] == shown + "\n"
-    assert cell_len(line) <= 80
-    whole = line.replace(shown, body.replace("\n", "\\n"))
-    assert rmq(*tail) == on_terminal(80, *tail, "--whole") == whole
-    assert on_terminal(80, *tail, "--format", "{body}").strip() == whole.split(" ", 5)[5].strip()
+SHOWN = {
+    "fits": "fits",
+    "0123456789" * 123: "012345678901234567890123… (1,230 bytes)",
+    "日本" * 50: "日本日本日本日本日本日本日… (300 bytes)",
+    "\n" * 50: "\\n" * 13 + "\\… (50 bytes)",
+}
+"""Body → the part that fits into a line of 80 columns."""
+
+
+def test_on_a_terminal_tail_shows_as_much_of_a_body_as_fits(rmq):
+    for body in SHOWN:
+        rmq("send", "Fits", body, "--queue", 0)
+    tail = ("tail", "Fits", "--from", 0, "--count", len(SHOWN))
+    lines = on_terminal(80, *tail).splitlines()
+    assert [line.split(" ", 5)[5] for line in lines] == [*SHOWN.values()]
+    assert all(cell_len(line) <= 80 for line in lines)
+    whole = [
+        line.replace(shown, body.replace("\n", "\\n")) for line, (body, shown) in zip(lines, SHOWN.items(), strict=True)
+    ]
+    assert rmq(*tail).splitlines() == on_terminal(80, *tail, "--whole").splitlines() == whole
+    only_bodies = on_terminal(80, *tail, "--format", "{body}").splitlines()
+    assert [body.strip() for body in only_bodies] == [line.split(" ", 5)[5].strip() for line in whole]
 
 
 def test_a_line_that_is_full_before_the_body_still_shows_some_of_it(rmq):

@@ -26,6 +26,7 @@ from rmqkit.console.alerts.rules import Alerts, Rule
 from rmqkit.errors import SettingsError
 from tests.console.asgi import Answer, Browser, served
 from tests.console.test_history import START, At, snapshot
+from tests.ports import HOST, free_port, silent_port
 
 SECRET = "the-secret-of-the-hook"
 LAG = Rule(name="lag", figure="lag", selector="g*", value=100, samples=2, channel="hook")
@@ -34,17 +35,16 @@ SLAVE = Rule(name="slave", figure="slave", selector="b@*", value=1 << 20, sample
 
 
 class Receiver(Struct):
-    """A webhook's other side on loopback: what it got, and what it answers."""
+    """A webhook's other side on loopback, always on the same port: what it got, and what it answers."""
 
     answer: bytes = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
-    port: int = 0
+    port: int = field(default_factory=free_port)
     got: list[tuple[str, dict[str, str], bytes]] = field(default_factory=list)
     server: Any = None
     hangs: bool = False
 
     async def open(self) -> None:
-        self.server = await asyncio.start_server(self.serve, "127.0.0.1", self.port)
-        self.port = self.server.sockets[0].getsockname()[1]
+        self.server = await asyncio.start_server(self.serve, HOST, self.port)
 
     async def close(self) -> None:
         self.server.close()
@@ -326,9 +326,8 @@ async def test_the_cause_of_a_failed_delivery_is_shown_without_keys(
 
 
 async def test_an_apprise_service_that_nobody_serves_names_the_fault_of_the_network() -> None:
-    async with receiving() as receiver:
-        port = receiver.port
-    assert "(Connection refused)" in await deliver(Channel(name="c", url=f"json://127.0.0.1:{port}/k-e-y"), event())
+    with silent_port() as port:
+        assert "(Connection refused)" in await deliver(Channel(name="c", url=f"json://{HOST}:{port}/k-e-y"), event())
 
 
 @apprise_service(on="pager")

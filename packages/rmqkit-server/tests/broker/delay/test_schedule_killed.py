@@ -24,7 +24,7 @@ from tests.interop.standalone import run_standalone
 
 KILLS = 3
 IN_FLIGHT = 4
-SENT_MAX = 400
+SENT_MAX = 200
 EVENTS_MAX = 2 * SENT_MAX - 20  # every message is sent and arrives
 SECONDS_MAX = 150
 TOPIC, RETRY_TOPIC = "T", "%RETRY%g"

@@ -1,16 +1,25 @@
-"""Access of tests to private names of the replication modules. No other test file uses these names."""
+"""Access of tests to private names of the replication modules and of the broker's stop. No other test file uses these
+names."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from rmqkit.broker.context import Stage
 from rmqkit.broker.replication.slave import HaSlave, _Link
+from rmqkit.broker.server import Broker
 from rmqkit.clock import SYSTEM_CLOCK
 
 
 def accepted_by(ha: Any) -> Any:
     """Return the protocol that a master gives to a new connection at its HA port."""
     return ha._link()
+
+
+async def close_ports(broker: Broker) -> None:
+    """Close all ports of a broker and their connections. The broker works on without them; `Broker.stop` stops it."""
+    for stage in (Stage.PORTS, Stage.REPLICATION):
+        await broker._lifecycle._stacks[stage].aclose()
 
 
 def follow_by_hand(part: Any, master: Any) -> None:

@@ -22,6 +22,7 @@ from rmqkit.testing.clock import StandingClock
 from tests.broker.ha_links import master, turns, until
 from tests.broker.replication.inside import accepted_by, is_round_due, transport_of
 from tests.golden_stores import unpack_golden
+from tests.ports import free_port
 from tests.protocol.test_ha import STREAMS, golden_stream, split
 from tests.remoting.test_remoting import AcceptedTransport
 from tests.store.stores import golden_settings, small_settings
@@ -446,7 +447,7 @@ async def test_a_slave_that_comes_while_the_port_closes_is_not_kept(tmp_path):
 
 
 async def test_closing_cuts_the_links_and_frees_the_port(tmp_path):
-    async with master(tmp_path) as it:
+    async with master(tmp_path, port=free_port()) as it:
         slave = await it.slave(0)
         await it.ha.close()
         await until(lambda: not slave.is_open)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import os
 import random
 import signal
 import subprocess
@@ -274,23 +273,24 @@ def test_buffer_comes_back_when_its_file_is_full_and_committed(tmp_path: Path) -
 
 # ---- SIGKILL
 
-CHILD = """
-import sys
+CHILD = f"""
+import os, sys
 from pathlib import Path
-from tests.store.log.test_transient_pool import run_child
-run_child(Path(sys.argv[1]), int(sys.argv[2]))
+from rmqkit.store.message_store import MessageStore, PutStatus
+from tests.store.stores import message, small_settings
+
+pool = dict(transient_store_pool=True, flush_interval_ms={NEVER_MS})
+store = MessageStore(
+    Path(sys.argv[1]), small_settings(**pool, commit_interval_ms=1, commit_thorough_interval_ms=1)
+)
+store.open()
+number = int(sys.argv[2])
+while True:
+    if store.put(message(body=b"%08d" % number + bytes(number % 500))).status is PutStatus.OK:
+        number += 1
+    os.write(1, b"%08d %08d\\n" % (number, store.max_offset("TopicTest", 0)))
 """
-
-
-def run_child(root: Path, first: int) -> None:
-    """Put numbered messages until the process is killed. Print the number of readable messages after each put."""
-    store = MessageStore(root, pool_settings(commit_interval_ms=1, commit_thorough_interval_ms=1))
-    store.open()
-    number = first
-    while True:
-        if store.put(message(body=b"%08d" % number + bytes(number % 500))).status is PutStatus.OK:
-            number += 1
-        os.write(1, b"%08d %08d\n" % (number, store.max_offset("TopicTest", 0)))
+"""A program that puts numbered messages until it is killed, and prints the number of readable ones after each put."""
 
 
 @pytest.mark.faults

@@ -290,8 +290,11 @@ class Ends(Hook):
 
 KILLED = """
 import os, signal, sys
-from rmqkit import PushConsumerSettings, SqliteDedupe, StartFrom, sync
-from tests.client.consumer.test_dedupe import Ends
+from rmqkit import Hook, PushConsumerSettings, SqliteDedupe, StartFrom, sync
+
+class Dies(Hook):
+    def consuming(self, consumption):
+        return lambda outcome: die()
 
 _, namesrv, database, place = sys.argv
 first = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET)
@@ -300,7 +303,7 @@ orders = SqliteDedupe(database)
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-consumer = sync.PushConsumer("CG", namesrv, settings=first, hooks=[Ends(die)])
+consumer = sync.PushConsumer("CG", namesrv, settings=first, hooks=[Dies()])
 
 @consumer.on("Orders", dedupe=orders)
 def bill(message):

@@ -23,6 +23,7 @@ from rmqkit.client.consumer import push as push_consumer
 from rmqkit.protocol.codes import RequestCode
 from tests.client.inside import coordinator_of
 from tests.client.peers import Cluster, until
+from tests.ports import free_port
 
 QUICK = PushConsumerSettings(start_from=StartFrom.FIRST_OFFSET, take_over_pause_ms=0, pull=Pulling(error_pause_ms=5))
 
@@ -123,6 +124,8 @@ def all_named(part):
 async def test_a_broker_that_is_away_is_reported_once_and_once_when_it_is_back(caplog):
     caplog.set_level(logging.INFO)
     async with Cluster() as cluster:
+        await cluster.broker.stop()
+        await cluster.broker.start(port := free_port())
         for topic in ("T", "%RETRY%CG"):
             cluster.topic(topic, queues=16)
         consumer = PushConsumer("CG", cluster.namesrv, settings=QUICK)
@@ -140,6 +143,6 @@ async def test_a_broker_that_is_away_is_reported_once_and_once_when_it_is_back(c
                 for record in caplog.records
                 if record.levelno >= logging.WARNING and "is down" not in record.getMessage()
             ]
-            await cluster.broker._server.listen("127.0.0.1", int(address.rpartition(":")[2]))
+            await cluster.broker.start(port)
             await until(lambda: told(caplog, "is back"), "the broker")
         assert len(told(caplog, f"broker {address} is back after")) == 1

@@ -22,6 +22,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.schemas.topics import BrokerData, ClusterInfo
 from tests.client.peers import Cluster, Peer, refused
+from tests.ports import HOST, free_port
 
 
 def known(command, **brokers):
@@ -49,21 +50,19 @@ async def test_a_wrong_address_is_named_when_a_client_starts(kind):
 
 async def test_a_client_starts_when_its_servers_are_there():
     """The name server starts after 3 s, and a broker registers after 6 s more."""
-    loop, peer, gone = asyncio.get_running_loop(), Peer(), Peer()
-    await gone.start()
-    await gone.stop()  # its port is free now, and nobody else takes it soon
+    loop, peer, port = asyncio.get_running_loop(), Peer(), free_port()
     tables = [{}, {}]
 
     def brokers(command):
         return known(command, **(tables.pop(0) if tables else {"a": BrokerData("c", "a", {0: "127.0.0.1:2"})}))
 
     peer.answer(RequestCode.GET_BROKER_CLUSTER_INFO, brokers)
-    producer = Producer("G", gone.address, wait_ready=timedelta(seconds=30))
+    producer = Producer("G", f"{HOST}:{port}", wait_ready=timedelta(seconds=30))
     begun = loop.time()
     starting = asyncio.create_task(producer.start())
     await asyncio.sleep(3)
     assert not starting.done()
-    await peer.start(int(gone.address.rpartition(":")[2]))
+    await peer.start(port)
     await starting
     assert not tables and 3 < loop.time() - begun < 30
     await producer.close()
