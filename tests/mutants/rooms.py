@@ -39,7 +39,10 @@ ROOMS = {
     ),
     "remoting-limits": Room(
         (f"{_CLIENT}/src/rmqkit/remoting/limits.py", f"{_CLIENT}/src/rmqkit/remoting/connection.py"),
-        tuple(f"{_CLIENT}/tests/remoting{file}" for file in ("/test_limits.py", "/test_connection.py", "")),
+        tuple(
+            f"{_CLIENT}/tests/remoting{file}"
+            for file in ("/test_limits.py", "/test_connection.py", "/test_calls.py", "/test_link.py", "")
+        ),
     ),
     "exactly-once": Room(
         ("packages/rmqkit-spark/src/rmqkit/spark/sink/ledger.py",),
