@@ -32,7 +32,10 @@ ROOMS = {
             f"{_STORE}/log/test_transient_pool.py",
         ),
     ),
-    "offsets": Room((f"{_BROKER}/tables/offsets.py",), (f"{_SERVER}/tests/broker/tables",)),
+    "offsets": Room(
+        (f"{_BROKER}/tables/offsets.py",),
+        tuple(f"{_SERVER}/tests/broker/tables{file}" for file in ("/test_offset_table.py", "/test_offsets.py", "")),
+    ),
     "routes": Room(
         (f"{_SERVER}/src/rmqkit/namesrv/routes.py", f"{_SERVER}/src/rmqkit/namesrv/brokers.py"),
         (f"{_SERVER}/tests/namesrv",),
