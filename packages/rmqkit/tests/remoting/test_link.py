@@ -12,6 +12,7 @@ import pytest
 
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.command import Command, encode_command, reply
+from rmqkit.protocol.core import CoreFault
 from rmqkit.protocol.record import pack_host
 from rmqkit.remoting.connection import Connection, Link
 from rmqkit.remoting.limits import Limits
@@ -310,6 +311,27 @@ async def test_a_connection_that_is_lost_while_it_is_held_handles_nothing_more()
     connection.go_on()
     await asyncio.sleep(0)
     assert (handled, wire.writes, wire.reading) == ([], [], [False])
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_a_fault_of_the_compiled_core_closes_the_connection_at_once(
+    is_held: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(connection: Connection, units: Any) -> Any:
+        raise CoreFault("boom")
+
+    router = Router()
+    router.fast_path = fail
+    connection, wire = opened(router)
+    if is_held:
+        connection.hold()
+    connection.data_received(frame(1) + frame(2))
+    if is_held:
+        assert not wire.is_closed
+        connection.go_on()
+        await asyncio.sleep(0)
+    assert wire.is_aborted
+    assert caplog.messages == ["closing connection of ?: a fault of the compiled core: boom"]
 
 
 async def test_the_answers_to_requests_that_waited_are_written_once() -> None:
