@@ -16,7 +16,13 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "pop": Room((f"{_BROKER}/pop",), (f"{_SERVER}/tests/broker/pop/test_order.py", f"{_SERVER}/tests/broker/pop")),
+    "pop": Room(
+        (f"{_BROKER}/pop",),
+        tuple(
+            f"{_SERVER}/tests/broker/pop{file}"
+            for file in ("/test_order.py", "/test_in_flight.py", "/test_long_polling.py", "/test_check_points.py", "")
+        ),
+    ),
     "delay": Room((f"{_BROKER}/delay",), (f"{_SERVER}/tests/broker/delay",)),
     "transaction": Room((f"{_BROKER}/transaction",), (f"{_SERVER}/tests/broker/transaction",)),
     "send-checks": Room(
