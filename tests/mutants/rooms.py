@@ -20,10 +20,20 @@ ROOMS = {
         (f"{_BROKER}/pop",),
         tuple(
             f"{_SERVER}/tests/broker/pop{file}"
-            for file in ("/test_order.py", "/test_in_flight.py", "/test_long_polling.py", "/test_check_points.py", "")
+            for file in (
+                "/test_order.py",
+                "/test_in_flight.py",
+                "/test_long_polling.py",
+                "/test_check_points.py",
+                "/test_handlers.py",
+                "",
+            )
         ),
     ),
-    "delay": Room((f"{_BROKER}/delay",), (f"{_SERVER}/tests/broker/delay",)),
+    "delay": Room(
+        (f"{_BROKER}/delay",),
+        tuple(f"{_SERVER}/tests/broker/delay{file}" for file in ("/test_destination.py", "/test_timer_state.py", "")),
+    ),
     "transaction": Room((f"{_BROKER}/transaction",), (f"{_SERVER}/tests/broker/transaction",)),
     "send-checks": Room(
         (f"{_BROKER}/send/checks.py", f"{_BROKER}/send/refusals.py", f"{_BROKER}/send/send_back.py"),

@@ -159,6 +159,12 @@ def test_a_check_point_that_cannot_be_made_leaves_nothing_in_flight(broker):
     assert (len(broker.log), broker.log.in_flight) == (0, {})
 
 
+def test_a_pop_that_is_not_stored_cannot_be_completed(broker):
+    new = broker.new(5)
+    with pytest.raises(AssertionError, match="a completed check point is stored"):
+        broker.log.revived(new.pending, [5])
+
+
 # -- several records with one write
 
 

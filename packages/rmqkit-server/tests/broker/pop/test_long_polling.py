@@ -31,6 +31,7 @@ class Waits:
     """The waiting requests of a broker, and the retries that they got.
 
     Attributes:
+        asked: the number of requests that were asked whether they want a message.
         retries: name of the request, whether it may be held again, and milliseconds since the beginning.
     """
 
@@ -38,6 +39,7 @@ class Waits:
         self.clock = LoopClock()
         self.polling = PopLongPolling(BrokerSettings(**settings), self.clock)
         self.retries = []
+        self.asked = 0
 
     def hold(self, name, *, queue=-1, ms=10_000, look_ms=None, topic="T", group="g", wants=True, peer="c", fault=None):
         def retry(may_hold):
@@ -47,8 +49,15 @@ class Waits:
 
         now_ms = self.clock.now_ms()
         look_at_ms = None if look_ms is None else now_ms + look_ms
-        held = WaitingPop(peer, topic, group, queue, now_ms + ms, retry, lambda _: wants, look_at_ms)
+        held = WaitingPop(peer, topic, group, queue, now_ms + ms, retry, self.filter(wants), look_at_ms)
         return self.polling.hold(held)
+
+    def filter(self, wants):
+        def asked(_):
+            self.asked += 1
+            return wants
+
+        return asked
 
     @property
     def names(self):
@@ -228,6 +237,27 @@ async def test_a_message_wakes_all_groups_however_many_wait(count):
         await asyncio.sleep(0)
     assert waits.names == list(range(count))
     assert {may_hold for _, may_hold, _ in waits.retries} == {True}
+
+
+@pytest.mark.parametrize(("count", "retried"), [(32, 32), (33, 1)])
+async def test_more_than_32_woken_requests_let_other_work_run_in_between(count, retried, monkeypatch):
+    monkeypatch.setattr("rmqkit.remoting.tasks.Slice.is_over", property(lambda one: len(waits.retries) > 0))
+    waits = Waits()
+    for number in range(count):
+        waits.hold(number, group=f"g{number}")
+        waits.polling.wake("T", f"g{number}")
+    await asyncio.sleep(0)
+    assert len(waits.retries) == retried
+
+
+@pytest.mark.parametrize(("count", "woken"), [(32, 32), (33, 1)])
+async def test_a_message_for_more_than_32_groups_lets_other_work_run_in_between(count, woken, monkeypatch):
+    waits = Waits()
+    monkeypatch.setattr("rmqkit.remoting.tasks.Slice.is_over", property(lambda one: waits.asked > 0))
+    for number in range(count):
+        waits.hold(number, group=f"g{number}")
+    waits.polling.arrived([DispatchRequest("T", 0, 0, 0, 0, 0, 0, 0, b"")])
+    assert waits.asked == woken
 
 
 @pytest.mark.parametrize(("queue_id", "woken"), [(-1, ["one"]), (0, ["any"]), (1, ["one"]), (2, ["any"])])
