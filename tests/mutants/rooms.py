@@ -26,6 +26,9 @@ ROOMS = {
                 "/test_long_polling.py",
                 "/test_check_points.py",
                 "/test_handlers.py",
+                "/test_read.py",
+                "/test_revive.py",
+                "/test_shares.py",
                 "",
             )
         ),

@@ -18,6 +18,7 @@ from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.settings import StoreSettings
 from rmqkit.testing.clock import StandingClock
 from tests.store.stores import message, small_settings
+from tests.waiting import until
 
 NOW_MS = 1_800_000_000_000
 STEP_MS = 10
@@ -53,6 +54,11 @@ class Stand:
         put = self.store.put(message(TIMER_TOPIC, 0, **values))
         assert put.status is PutStatus.OK
         return put
+
+    async def on_disk(self):
+        """Wait until the log is on the disk."""
+        self.store.request_flush()
+        await until(lambda: self.store.durable_offset == self.store.max_physical_offset)
 
     def close(self):
         self.store.close()
@@ -226,6 +232,18 @@ async def test_the_queue_offset_never_falls_and_stays_inside_the_queue(stand):
         assert (state.clamp(), state.queue_offset) == (3, clamped)
 
 
+async def test_messages_that_retention_deleted_are_passed_over(stand, monkeypatch):
+    for _ in range(4):
+        stand.keep(NOW_MS + 500)
+    low = stand.store.min_offset
+    monkeypatch.setattr(
+        stand.store, "min_offset", lambda topic, queue: 2 if (topic, queue) == (TIMER_TOPIC, 0) else low(topic, queue)
+    )
+    for offset, clamped in ((0, 2), (2, 2), (3, 3), (9, 4)):
+        stand.state.queue_offset = offset
+        assert (stand.state.clamp(), stand.state.queue_offset) == (4, clamped)
+
+
 @pytest.mark.parametrize(
     ("back_ms", "repeats", "read_ms"), [(10, False, NOW_MS), (20, False, NOW_MS), (30, True, NOW_MS - 10)]
 )
@@ -378,6 +396,40 @@ async def test_rates_are_those_since_the_last_sample(stand):
     stand.clock.ms += 500
     await stand.timer.flush_round()
     assert stand.timer.rates == [10.0, 0.0]
+
+
+async def test_an_unchanged_state_is_written_once_a_minute(stand, monkeypatch):
+    taken = []
+    take = stand.state.take
+
+    def counted(**options):
+        taken.append(int(stand.clock.ms) - NOW_MS)
+        take(**options)
+
+    monkeypatch.setattr(stand.state, "take", counted)
+    await stand.timer.flush_round()
+    stand.clock.ms += 60_001
+    await stand.timer.flush_round()
+    assert taken == [], "a broker without timed messages writes nothing"
+    stand.keep(NOW_MS + 500_000)
+    stand.timer.enqueue.run(None)
+    await stand.on_disk()
+    for ms in (0, 59_000, 1000, 1):
+        stand.clock.ms += ms
+        await stand.timer.flush_round()
+    assert taken == [60_001, 120_002]
+
+
+async def test_the_state_is_written_when_its_records_are_on_the_disk(stand, monkeypatch):
+    written = []
+    monkeypatch.setattr(stand.state, "write", lambda: written.append(stand.store.durable_offset))
+    stand.keep(NOW_MS + 500)
+    stand.timer.enqueue.run(None)
+    end_offset = stand.store.max_physical_offset
+    await stand.timer.flush_round()
+    await stand.on_disk()
+    await stand.timer.flush_round()
+    assert set(written) == {end_offset}
 
 
 async def test_the_log_is_needed_from_the_oldest_message_that_may_wait(stand):

@@ -73,13 +73,14 @@ class Peer:
 class PopBroker:
     """A broker that only pops, on a clock that stands still: topic T with two queues, and two revive queues."""
 
-    def __init__(self, root, *, durability=None, **settings):
+    def __init__(self, root, *, durability=None, log_file_bytes=4096, **settings):
         folder = root / "config"
         self.clock = clock = StandingClock(NOW_MS)
         self.settings = BrokerSettings(
             broker_name=BROKER, **{"revive_queue_count": 2, "higher_queues_first": False} | settings
         )
-        self.store = MessageStore(root, small_settings(consume_queue_file_bytes=20_000), clock=clock)
+        sizes = {"consume_queue_file_bytes": 20_000, "commit_log_file_bytes": log_file_bytes}
+        self.store = MessageStore(root, small_settings(**sizes), clock=clock)
         self.topics = TopicTable(folder, self.settings, clock, lambda topics: None)
         self.groups = GroupTable(folder, self.settings, clock)
         self.offsets = OffsetTable(folder, clock)
