@@ -35,7 +35,10 @@ ROOMS = {
     ),
     "delay": Room(
         (f"{_BROKER}/delay",),
-        tuple(f"{_SERVER}/tests/broker/delay{file}" for file in ("/test_destination.py", "/test_timer_state.py", "")),
+        tuple(
+            f"{_SERVER}/tests/broker/delay{file}"
+            for file in ("/test_destination.py", "/test_timer_state.py", "/test_dequeue.py", "/test_levels.py", "")
+        ),
     ),
     "transaction": Room((f"{_BROKER}/transaction",), (f"{_SERVER}/tests/broker/transaction",)),
     "send-checks": Room(
