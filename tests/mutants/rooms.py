@@ -37,7 +37,15 @@ ROOMS = {
         (f"{_BROKER}/delay",),
         tuple(
             f"{_SERVER}/tests/broker/delay{file}"
-            for file in ("/test_destination.py", "/test_timer_state.py", "/test_dequeue.py", "/test_levels.py", "")
+            for file in (
+                "/test_destination.py",
+                "/test_timer_state.py",
+                "/test_dequeue.py",
+                "/test_levels.py",
+                "/test_survey.py",
+                "/test_recall_bounds.py",
+                "",
+            )
         ),
     ),
     "transaction": Room((f"{_BROKER}/transaction",), (f"{_SERVER}/tests/broker/transaction",)),
