@@ -420,6 +420,14 @@ def test_an_ack_of_another_program_counts_for_its_pop_only(ack, left, broker):
     assert broker.log.in_flight == {("T", "g", 0): len(left)}
 
 
+@pytest.mark.parametrize(("offset", "left"), [(-1, {0}), (0, {2})])
+def test_the_list_of_an_ack_counts_only_if_its_offset_is_negative(offset, left, broker):
+    broker.put("ck", check_point(0, count=2, diffs=[0, 2]))
+    broker.put("bAck", stored_ack(offset, 0, ack_offsets=[2]))
+    broker.log.follow()
+    assert broker.log.pending == {("T", "g", 0, 0, NOW_MS): left}
+
+
 def test_a_check_point_of_which_all_is_acknowledged_is_not_pending(broker):
     broker.put("ck", check_point(10, count=2, diffs=[0, 2], acked=0b11))
     broker.put("ck", check_point(20, count=2, diffs=[0, 2], acked=0b10))

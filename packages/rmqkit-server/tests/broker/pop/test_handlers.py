@@ -260,6 +260,20 @@ async def test_a_one_way_pop_is_not_answered(broker):
     assert await broker.ask(RequestCode.POP_MESSAGE, broker.pop_header(), one_way=True) is None
 
 
+@pytest.mark.parametrize(("extra", "frames"), [(0, 1), (1, 0)])
+async def test_an_answer_of_up_to_256_kib_is_joined_into_one_piece(extra, frames, tmp_path, monkeypatch):
+    broker = PopBroker(tmp_path, log_file_bytes=1 << 20)
+    broker.put("")
+    overhead = broker.store.max_physical_offset
+    broker.put("x" * (262_144 - overhead + extra), queue=1)
+    sent = []
+    monkeypatch.setattr(Peer, "send_frame", lambda peer, *pieces: sent.append(sum(map(len, pieces))))
+    broker.wait_for_pop(queue_id=1)
+    await ticks()
+    assert len(sent) == frames
+    broker.close()
+
+
 async def test_a_peek_reads_the_same_and_pops_nothing(broker):
     broker.put(*"abc")
     for count, expected in ((2, [b"a", b"b"]), (33, [b"a", b"b", b"c"])):
