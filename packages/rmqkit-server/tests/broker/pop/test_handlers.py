@@ -286,6 +286,18 @@ async def test_a_peek_reads_the_same_and_pops_nothing(broker):
     assert (answer.code, answer.remark) == (ResponseCode.PULL_NOT_FOUND, "NO_MESSAGE_IN_QUEUE")
 
 
+async def test_one_peek_in_five_reads_retries_first(broker, monkeypatch):
+    broker.topics.ensure("%RETRY%g_T", 1)
+    broker.put("retry", topic="%RETRY%g_T")
+    broker.put("own")
+    first = []
+    for number in range(5):
+        monkeypatch.setattr("random.randrange", lambda stop, number=number: number if stop == 5 else 0)
+        answer = await broker.ask(RequestCode.PEEK_MESSAGE, broker.pop_header(PeekMessageRequest, max_msg_nums=1))
+        first += [one.body for one in read_messages(answer.payload)]
+    assert sorted(first) == [b"own"] * 4 + [b"retry"]
+
+
 async def test_a_peek_reads_32_messages_at_most(broker):
     broker.put(*map(str, range(40)))
     answer = await broker.ask(RequestCode.PEEK_MESSAGE, broker.pop_header(PeekMessageRequest, max_msg_nums=99))
