@@ -44,6 +44,7 @@ ROOMS = {
                 "/test_levels.py",
                 "/test_survey.py",
                 "/test_recall_bounds.py",
+                "/test_timer_rounds.py",
                 "",
             )
         ),
