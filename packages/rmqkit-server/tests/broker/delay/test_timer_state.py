@@ -430,6 +430,17 @@ async def test_a_master_reports_the_newest_progress_whose_log_a_slave_has(stand)
     assert reported() == 7, "what a slave had once it still has"
 
 
+async def test_a_master_remembers_no_more_unreported_progress_than_its_bound(stand, monkeypatch):
+    monkeypatch.setattr("rmqkit.broker.delay.timer._UNPUBLISHED_MAX", 3)
+    stand.copied = 0
+    for step in range(1, 6):
+        stand.state.read_ms = NOW_MS + step
+        stand.keep(NOW_MS + 500)
+        assert decode_timer_checkpoint(stand.timer.checkpoint()).last_read_time_ms == NOW_MS + 1
+    stand.copied = stand.store.max_physical_offset
+    assert decode_timer_checkpoint(stand.timer.checkpoint()).last_read_time_ms == NOW_MS + 3
+
+
 async def test_a_follower_and_an_acting_master_report_their_newest_progress(stand):
     stand.copied = 0
     stand.keep(NOW_MS + 500)
