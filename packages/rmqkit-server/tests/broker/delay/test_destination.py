@@ -10,7 +10,7 @@ from rmqkit.broker.dead_letters import DeadLetters
 from rmqkit.broker.delay.destination import Destination, Handed, Refused
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.record import pack_host
-from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
+from rmqkit.store.message_store import DispatchRequest, MessageStore, PutResult, PutStatus
 from rmqkit.testing.clock import StandingClock
 from tests.store.stores import message, read_all, small_settings
 
@@ -37,10 +37,15 @@ class Place:
         put_run = store.put_run
 
         def counted(messages):
-            self.runs.append(len(messages))
-            return put_run(messages)
+            arrivals = put_run(messages)
+            self.runs += [] if arrivals is None else [len(messages)]
+            return arrivals
 
         monkeypatch.setattr(store, "put_run", counted)
+
+    def open_queue(self):
+        """Store a message in T: the first message of a queue is never stored together with others."""
+        assert self.store.put(message("T", 0, b"first")).status is PutStatus.OK
 
     def on_delivered(self, one, put):
         self.delivered.append((one.topic, one.body, put.queue_offset))
@@ -79,13 +84,23 @@ def test_the_messages_before_the_first_that_has_to_be_retried_are_passed(stored,
 
 
 def test_messages_of_one_sender_are_stored_with_one_write_and_reported(place):
+    place.open_queue()
     handed = place.destination.put_here(several("a", "b", "c"))
     assert (handed.stored, handed.failure, place.runs) == ([True] * 3, None, [3])
-    assert place.delivered == [("T", b"a", 0), ("T", b"b", 1), ("T", b"c", 2)]
+    assert place.delivered == [("T", b"a", 1), ("T", b"b", 2), ("T", b"c", 3)]
     assert place.destination.end_offset == place.store.max_physical_offset
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_write_with_another_number_of_places_than_messages_is_a_fault(count, place, monkeypatch):
+    places = [DispatchRequest("T", 0, number, 0, 0, 0, 0, 0, b"") for number in range(count)]
+    monkeypatch.setattr(place.store, "put_run", lambda messages: places)
+    handed = place.destination.put_here(several("a", "b"))
+    assert (handed.stored, type(handed.failure)) == ([False, False], ValueError)
+
+
 def test_messages_of_several_senders_and_missing_ones_keep_their_order(place):
+    place.open_queue()
     first, second, third, fourth = several("a", "b", "c", "d")
     third.born_host = OTHER_HOST
     fourth.born_host = OTHER_HOST
@@ -93,7 +108,7 @@ def test_messages_of_several_senders_and_missing_ones_keep_their_order(place):
     assert (handed.stored, handed.failure) == ([True] * 6, None)
     assert place.runs == [2], "one message needs no common write"
     assert [body for _, body, _ in place.delivered] == [b"a", b"b", b"c", b"d"]
-    assert place.bodies() == [b"a", b"b", b"c", b"d"]
+    assert place.bodies() == [b"first", b"a", b"b", b"c", b"d"]
 
 
 def test_no_message_needs_no_write(place):
