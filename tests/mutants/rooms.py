@@ -16,8 +16,39 @@ class Room(NamedTuple):
 
 
 ROOMS = {
-    "pop": Room((f"{_BROKER}/pop",), (f"{_SERVER}/tests/broker/pop/test_order.py", f"{_SERVER}/tests/broker/pop")),
-    "delay": Room((f"{_BROKER}/delay",), (f"{_SERVER}/tests/broker/delay",)),
+    "pop": Room(
+        (f"{_BROKER}/pop",),
+        tuple(
+            f"{_SERVER}/tests/broker/pop{file}"
+            for file in (
+                "/test_order.py",
+                "/test_in_flight.py",
+                "/test_long_polling.py",
+                "/test_check_points.py",
+                "/test_handlers.py",
+                "/test_read.py",
+                "/test_revive.py",
+                "/test_shares.py",
+                "",
+            )
+        ),
+    ),
+    "delay": Room(
+        (f"{_BROKER}/delay",),
+        tuple(
+            f"{_SERVER}/tests/broker/delay{file}"
+            for file in (
+                "/test_destination.py",
+                "/test_timer_state.py",
+                "/test_dequeue.py",
+                "/test_levels.py",
+                "/test_survey.py",
+                "/test_recall_bounds.py",
+                "/test_timer_rounds.py",
+                "",
+            )
+        ),
+    ),
     "transaction": Room((f"{_BROKER}/transaction",), (f"{_SERVER}/tests/broker/transaction",)),
     "send-checks": Room(
         (f"{_BROKER}/send/checks.py", f"{_BROKER}/send/refusals.py", f"{_BROKER}/send/send_back.py"),
@@ -32,14 +63,20 @@ ROOMS = {
             f"{_STORE}/log/test_transient_pool.py",
         ),
     ),
-    "offsets": Room((f"{_BROKER}/tables/offsets.py",), (f"{_SERVER}/tests/broker/tables",)),
+    "offsets": Room(
+        (f"{_BROKER}/tables/offsets.py",),
+        tuple(f"{_SERVER}/tests/broker/tables{file}" for file in ("/test_offset_table.py", "/test_offsets.py", "")),
+    ),
     "routes": Room(
         (f"{_SERVER}/src/rmqkit/namesrv/routes.py", f"{_SERVER}/src/rmqkit/namesrv/brokers.py"),
         (f"{_SERVER}/tests/namesrv",),
     ),
     "remoting-limits": Room(
         (f"{_CLIENT}/src/rmqkit/remoting/limits.py", f"{_CLIENT}/src/rmqkit/remoting/connection.py"),
-        tuple(f"{_CLIENT}/tests/remoting{file}" for file in ("/test_limits.py", "/test_connection.py", "")),
+        tuple(
+            f"{_CLIENT}/tests/remoting{file}"
+            for file in ("/test_limits.py", "/test_connection.py", "/test_calls.py", "/test_link.py", "")
+        ),
     ),
     "exactly-once": Room(
         ("packages/rmqkit-spark/src/rmqkit/spark/sink/ledger.py",),

@@ -4,61 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, cast
 
 import pytest
 
-from rmqkit.errors import ConnectionLost, RequestTimedOut
+from rmqkit.errors import ConnectionLost
 from rmqkit.protocol.command import Command, encode_command
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.limits import ConnectionSettings, Limits
 from rmqkit.remoting.router import Router
 from rmqkit.settings import setting_table
 from rmqkit.testing.clock import StandingClock
-from tests.virtual_time import VirtualLoop
-from tests.virtual_time import run as run_virtual
-
-
-class Wire(asyncio.Transport):
-    """A transport that notes what a connection does with it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.data = b""
-        self.is_closed = False
-        self.buffered = 0
-        self.reading: list[bool] = []
-
-    def is_closing(self) -> bool:
-        return self.is_closed
-
-    def close(self) -> None:
-        self.is_closed = True
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def get_write_buffer_size(self) -> int:
-        return self.buffered
-
-    def write(self, data: Any) -> None:
-        self.data += data
-
-    def writelines(self, pieces: Any) -> None:
-        self.data += b"".join(pieces)
-
-    def pause_reading(self) -> None:
-        self.reading.append(False)
-
-    def resume_reading(self) -> None:
-        self.reading.append(True)
-
-
-def opened(router: Router | None = None, **arguments: Any) -> tuple[Connection, Wire]:
-    connection, wire = Connection(router or Router(), **arguments), Wire()
-    connection.connection_made(wire)
-    return connection, wire
-
+from tests.remoting.wire import opened
 
 # -- reading
 
@@ -174,42 +130,6 @@ async def test_unread_answers_are_reported_from_4_kib_on(buffered: int, noted: i
     assert limits.unsent_bytes == 0
 
 
-def test_each_call_ends_when_its_own_time_is_over() -> None:
-    async def scenario() -> None:
-        loop, (connection, _) = asyncio.get_running_loop(), opened()
-        began, ended = loop.time(), dict[int, int]()
-
-        async def call(timeout_ms: int) -> None:
-            with pytest.raises(RequestTimedOut):
-                await connection.call(Command(7, 0), timeout_ms)
-            ended[timeout_ms] = round((loop.time() - began) * 1000)
-
-        await asyncio.gather(*map(call, (500, 250, 250, 1000)))
-        assert ended == {250: 250, 500: 500, 1000: 1000}
-
-    run_virtual(scenario())
-
-
-def test_after_a_standstill_of_the_loop_a_call_has_its_time_again() -> None:
-    """A loop that stood still has neither written requests nor read answers."""
-
-    async def scenario() -> None:
-        loop, (connection, _) = cast("VirtualLoop", asyncio.get_running_loop()), opened()
-        began = loop.time()
-        answer = connection.call(Command(7, 0), 500)
-        ended: list[float] = []
-        answer.add_done_callback(lambda _: ended.append((loop.time() - began) * 1000))
-        loop.go_on(10)
-        await asyncio.sleep(0.4)
-        assert ended == []
-        loop.go_on(10)
-        await asyncio.sleep(0.001)
-        assert [round(ms) for ms in ended] == [20_400]
-        assert isinstance(answer.exception(), RequestTimedOut)
-
-    run_virtual(scenario())
-
-
 # -- closing
 
 
@@ -260,3 +180,9 @@ def test_limits_can_be_changed_while_a_server_runs_but_not_below_what_a_few_clie
         "maxIncompleteFrameBytes": (True, 32 << 20),
         "maxUnsentBytes": (True, 32 << 20),
     }
+
+
+def test_a_server_without_settings_has_the_documented_limits() -> None:
+    settings = ConnectionSettings()
+    assert (settings.connections_max, settings.connections_per_address_max) == (65_536, 16_384)
+    assert (settings.incomplete_bytes_max, settings.unsent_bytes_max) == (536_870_912, 536_870_912)

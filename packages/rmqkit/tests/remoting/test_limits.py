@@ -146,6 +146,73 @@ def test_a_connection_that_closes_gives_back_what_it_held(limits: Limits) -> Non
     assert (limits.count, limits.unsent_bytes, limits.incomplete_bytes) == (1, 3, 4)
 
 
+@pytest.mark.parametrize(("extra", "cut"), [(0, 0), (1, 2)])
+def test_peers_are_cut_only_if_more_than_seven_eighths_of_the_bound_are_still_unread(extra: int, cut: int) -> None:
+    limits = Limits(SETTINGS)
+    peers = opened(limits, 9)
+    for peer in peers[:8]:
+        peer.holds(4 * MIB)
+    peers[0].unsent_bytes, peers[1].unsent_bytes = 0, 4 * MIB - 1  # taken, and not reported
+    peers[8].holds(1 + extra)
+    assert (limits.cut_unsent, limits.unsent_bytes) == (cut, 28 * MIB + extra - cut * 4 * MIB)
+
+
+def test_no_more_are_cut_when_exactly_a_quarter_of_the_bound_is_free(limits: Limits) -> None:
+    for peer in opened(limits, 9):
+        peer.holds(4 * MIB)
+    assert (limits.cut_unsent, limits.unsent_bytes) == (3, 24 * MIB)
+
+
+def test_at_most_256_connections_are_cut_at_once() -> None:
+    settings = ConnectionSettings(unsent_bytes_max=512 * MIB)
+    limits = Limits(settings)
+    peers = opened(limits, 300)
+    for number, peer in enumerate(peers):
+        peer.holds(MIB + number)
+    settings.unsent_bytes_max = BOUND
+    peers[0].holds(MIB)
+    assert limits.cut_unsent == 256
+    assert [bool(peer.reasons) for peer in peers] == [False] * 44 + [True] * 256
+    peers[0].holds(MIB)
+    assert limits.cut_unsent == 277, "the 23 that stay hold less than 24 MiB; 24 would hold a little more"
+
+
+def test_a_connection_reports_its_end_once_only(limits: Limits) -> None:
+    (peer,) = opened(limits, 1)
+    with pytest.raises(AssertionError, match="at most as many connections close as were opened"):
+        limits.closed(peer, "10.0.0.1")
+    limits = Limits(SETTINGS)
+    opened(limits, 2)
+    limits.closed(peer, None)
+    limits.closed(peer, None)
+    assert limits.count == 0
+    with pytest.raises(AssertionError, match="at most as many connections close as were opened"):
+        limits.closed(peer, None)
+
+
+def test_the_metrics_have_the_figures_of_now(limits: Limits) -> None:
+    peers = opened(limits, 16)
+    limits.opened(Peer(limits), None)
+    limits.note_incomplete(peers[0], 5, is_new=True)
+    peers[1].holds(7)
+    peers[1].unsent_bytes = 3  # read since
+    assert limits.gather() == {
+        "rmqkit_incomplete_frame": {(): 5},
+        "rmqkit_connections_refused_total": {("all",): 1, ("address",): 0},
+        "rmqkit_connections_cut_total": {(): 0},
+        "rmqkit_unsent": {(): 3},
+        "rmqkit_connections_cut_unsent_total": {(): 0},
+    }
+
+
+def test_a_later_report_of_a_connection_replaces_its_former_one(limits: Limits) -> None:
+    (peer,) = opened(limits, 1)
+    for held in (5, 9, 9, 2):
+        peer.holds(held)
+        limits.note_incomplete(peer, held, is_new=False)
+        assert (limits.unsent_bytes, limits.incomplete_bytes) == (held, held)
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 4), st.sampled_from(["waits", "frame", "new", "closes"]), st.integers(0, 20 * MIB)),

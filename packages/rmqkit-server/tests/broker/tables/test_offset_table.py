@@ -5,6 +5,7 @@ Source: behaviour.md §5, §10.1, §10.5; store.md §9.3.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.protocol.fastjson import loads
 from rmqkit.protocol.schemas.offsets import ConsumerOffsets
 from rmqkit.protocol.schemas.topics import DataVersion
+from rmqkit.testing.clock import StandingClock
 from tests.set_clock import SetClock
 
 QUEUE = ("g", "T", 0)
@@ -63,6 +65,45 @@ def test_the_version_moves_with_each_500th_commit(table: OffsetTable) -> None:
     assert (before.counter, after.counter) == (0, 1)
 
 
+def test_a_restart_continues_with_the_stored_offsets_and_their_version(table: OffsetTable, tmp_path: Path) -> None:
+    table.merge(ConsumerOffsets(DataVersion(4, 0, 8), offset_table={"T@g": {0: 5, 3: 6}}), asked_ms=1)
+    table.persist()
+    again = OffsetTable(tmp_path, SetClock())
+    again.load()
+    assert again.contents == ConsumerOffsets(DataVersion(4, 0, 8), {"g": ["T"]}, {"T@g": {0: 5, 3: 6}})
+    assert not again.is_dirty
+
+
+def test_a_table_without_a_file_or_without_a_version_begins_with_the_first_version(
+    table: OffsetTable, tmp_path: Path
+) -> None:
+    table.load()
+    assert table.contents == ConsumerOffsets(DataVersion(0, 0, 0), {}, {})
+    (tmp_path / "consumerOffset.json").write_text('{"offsetTable":{"T@g":{0:5}}}')  # 4.x, whose keys are numbers
+    table.load()
+    assert table.contents == ConsumerOffsets(DataVersion(0, 0, 0), {"g": ["T"]}, {"T@g": {0: 5}})
+
+
+def test_a_commit_is_written_with_the_next_snapshot_and_a_snapshot_does_not_change(table: OffsetTable) -> None:
+    assert not table.is_dirty
+    table.commit(*QUEUE, 5)
+    assert table.is_dirty
+    snapshot = table.snapshot()
+    assert not table.is_dirty
+    table.commit(*QUEUE, 6)
+    table.advance_version()
+    assert snapshot == ConsumerOffsets(DataVersion(0, 0, 0), {"g": ["T"]}, {"T@g": {0: 5}})
+
+
+def test_a_table_that_is_no_longer_copied_has_a_newer_version(tmp_path: Path) -> None:
+    clock = StandingClock()
+    clock.ms = 77
+    table = OffsetTable(tmp_path, clock)
+    table.merge(ConsumerOffsets(DataVersion(4, 0, 8)), asked_ms=1)
+    table.advance_version()
+    assert table.contents.data_version == DataVersion(5, 0, 77)
+
+
 def test_topics_and_groups_are_those_of_both_sides_of_a_key(table: OffsetTable) -> None:
     for group, topic in (("g", "T"), ("g", "U"), ("h", "T")):
         table.commit(group, topic, 0, 1)
@@ -110,7 +151,28 @@ def test_pulls_of_some_groups_are_forgotten(table: OffsetTable) -> None:
     assert table.pull_offset("g", "T", 0) == 0
 
 
+def test_a_removal_of_what_is_missing_changes_nothing(table: OffsetTable) -> None:
+    table.commit(*QUEUE, 5)
+    table.snapshot()
+    table.remove_group("T")
+    table.remove_topic("g")
+    assert (table.get(*QUEUE), table.is_dirty) == (5, False)
+
+
 # -- resets
+
+
+@pytest.mark.parametrize(("offset", "is_refused"), [(-1, True), (0, False)])
+def test_a_reset_to_less_than_zero_is_a_mistake_of_the_caller(
+    offset: int, is_refused: bool, table: OffsetTable
+) -> None:
+    if is_refused:
+        with pytest.raises(AssertionError, match="the offset of a reset, -1, is not negative"):
+            table.reset(*QUEUE, offset)
+    else:
+        table.reset(*QUEUE, offset)
+    assert table.has_reset(*QUEUE) is not is_refused
+    assert table.redirect(client(), *QUEUE, 7, is_new=True) == (None if is_refused else 0)
 
 
 def test_a_reset_is_committed_and_stands_for_its_queue_only(reset: OffsetTable) -> None:
@@ -197,6 +259,67 @@ def test_a_member_takes_offsets_that_are_further_unless_they_are_older(
     table.commit(*QUEUE, 9)
     table.merge_forward(ConsumerOffsets(DataVersion(1, 0, timestamp), offset_table={"T@g": {0: 5, 1: 2}}))
     assert (table.get(*QUEUE), table.get("g", "T", 1)) == expected
+
+
+def test_a_member_that_has_no_offset_of_a_queue_adopts_the_copied_one(table: OffsetTable) -> None:
+    """Go and Node clients commit -1 for an empty queue: a copy of it is no offset either."""
+    table.commit("g", "U", 0, -1)
+    table.commit("g", "U", 1, 3)
+    copied = {"T@g": {0: 0, 1: -1, 2: 1}, "U@g": {0: 4, 1: -1}}
+    table.snapshot()
+    table.merge_forward(ConsumerOffsets(DataVersion(3, 0, 12), offset_table=copied))
+    assert table.is_dirty
+    assert table.contents == ConsumerOffsets(
+        DataVersion(3, 0, 12), {"g": ["U", "T"]}, {"U@g": {0: 4, 1: 3}, "T@g": {0: 0, 1: -1, 2: 1}}
+    )
+    assert table.get("g", "T", 1) is None
+
+
+def test_a_table_that_is_older_is_not_adopted_at_all(table: OffsetTable) -> None:
+    table.merge(ConsumerOffsets(DataVersion(1, 0, 10)), asked_ms=1)
+    table.snapshot()
+    table.merge_forward(ConsumerOffsets(offset_table={"T@g": {0: 5}}))
+    assert (table.contents, table.is_dirty) == (ConsumerOffsets(DataVersion(1, 0, 10), {}, {}), False)
+
+
+def test_a_copy_that_changes_nothing_leaves_a_changed_table_dirty(table: OffsetTable) -> None:
+    table.commit(*QUEUE, 5)
+    table.merge(ConsumerOffsets(offset_table={"T@g": {0: 5}}), asked_ms=1)
+    assert table.is_dirty
+
+
+def test_the_file_of_a_master_has_the_time_of_its_write(table: OffsetTable, tmp_path: Path) -> None:
+    path = tmp_path / "consumerOffset.json"
+    path.touch()
+    os.utime(path, ns=(0, 0))
+    table.persist()
+    assert path.stat().st_mtime_ns > 0
+
+
+def test_a_slave_without_a_copy_keeps_the_time_of_its_file(table: OffsetTable, tmp_path: Path) -> None:
+    table.persist()
+    path = tmp_path / "consumerOffset.json"
+    os.utime(path, ns=(0, 1_700_000_000_123_456_789))
+    table.begin_copying()
+    table.persist()
+    assert path.stat().st_mtime_ns == 1_700_000_000_123_000_000
+    path.unlink()
+    table.begin_copying()
+    table.persist()
+    assert path.stat().st_mtime_ns == 0, "no copy has ever arrived"
+
+
+def test_a_copy_that_arrives_during_a_write_does_not_change_the_time_of_the_file(
+    table: OffsetTable, tmp_path: Path
+) -> None:
+    table.begin_copying()
+    table.merge(ConsumerOffsets(offset_table={"T@g": {0: 5}}), asked_ms=1000)
+    snapshot = table.snapshot()
+    table.merge(ConsumerOffsets(offset_table={"T@g": {0: 6}}), asked_ms=2000)
+    table.write(snapshot)
+    assert (tmp_path / "consumerOffset.json").stat().st_mtime_ns == 1_000_000_000
+    table.persist()
+    assert (tmp_path / "consumerOffset.json").stat().st_mtime_ns == 2_000_000_000
 
 
 def test_the_file_of_a_slave_has_the_time_when_the_master_was_asked(table: OffsetTable, tmp_path: Path) -> None:

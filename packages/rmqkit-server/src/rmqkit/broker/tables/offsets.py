@@ -216,7 +216,8 @@ class OffsetTable(LazyTable):
             return
         for key, queues in copied.offset_table.items():
             own = self._table.setdefault(key, {})
-            own |= {queue_id: max(offset, own.get(queue_id, 0)) for queue_id, offset in queues.items()}
+            # Without an own offset a copied -1 stays: as 0 it would be an offset, which its group never committed.
+            own |= {queue_id: max(offset, own.get(queue_id, offset)) for queue_id, offset in queues.items()}
         self._data_version = version
         self._is_dirty = True
 
