@@ -550,3 +550,44 @@ def test_the_state_of_a_timer_begins_without_progress(tmp_path):
     state = TimerState(store, settings, StandingClock(NOW_MS))
     assert (state.window_ms, state.precision_ms, state.is_measured) == (60_000, 1000, False)
     assert not state.was_delivered(0, 0)
+
+
+# ---------------------------------------------------------------- a slave that acted for its master
+
+
+def _of_master(read_ms, queue_offset):
+    version = DataVersion(1, 0, read_ms)
+    return TimerCheckpoint(last_read_time_ms=read_ms, master_timer_queue_offset=queue_offset, data_version=version)
+
+
+async def _acted(stand):
+    """Let a slave deliver for its master, and stop when the master returns. Return the slave's progress."""
+
+    async def put(_):
+        raise AssertionError("no message is due")
+
+    stand.timer.follow()
+    stand.timer.replace_with(_of_master(NOW_MS - 1000, 0))
+    stand.timer.start(put)
+    await stand.timer.stop_remote()
+    stand.timer.stop()
+    return stand.state.master_progress
+
+
+async def test_a_returned_master_gets_the_progress_of_the_slave_that_acted(stand):
+    newest = await _acted(stand)
+    older = _of_master(NOW_MS - 2000, 0)
+    stand.timer.replace_with(older)
+    assert stand.state.master_progress == newest
+    assert decode_timer_checkpoint(stand.timer.checkpoint()).last_read_time_ms == newest.last_read_time_ms
+    stand.timer.replace_with(older)
+    assert stand.state.master_progress == older
+
+
+@pytest.mark.parametrize(("waited_ms", "is_adopted"), [(29_999, False), (30_000, True)])
+async def test_a_slave_follows_a_master_that_never_asks_for_its_progress(waited_ms, is_adopted, stand):
+    newest = await _acted(stand)
+    stand.clock.ms += waited_ms
+    older = _of_master(NOW_MS - 2000, 0)
+    stand.timer.replace_with(older)
+    assert stand.state.master_progress == (older if is_adopted else newest)

@@ -63,6 +63,7 @@ _BROKEN_MS = 10_000
 _WAIT_MS = 86_400_000.0
 _QUIET_MS = 60_000
 _DROP_MS = 30_000
+_UNASKED_MS = 30_000
 _BOUNDS_S = (5, 60, 300, 900, 3600, 14_400, 28_800, 86_400)
 
 _log = logging.getLogger(__name__)
@@ -117,6 +118,7 @@ class Timer:
         self._copied_offset = copied_offset
         self._copied_before = -1
         self._unpublished: deque[tuple[int, TimerCheckpoint]] = deque()
+        self._unasked_until_ms = 0.0
         self._store = store
         self._settings = settings
         self._long_polling = long_polling
@@ -202,6 +204,7 @@ class Timer:
 
     def checkpoint(self) -> bytes:
         """Return the timer's progress for slaves. A master returns only progress that the log of a slave covers."""
+        self._unasked_until_ms = 0.0
         newest, unpublished = self.state.checkpoint(is_follower=self.is_follower), self._unpublished
         copied = self._copied_before = max(self._copied_before, self._copied_offset())
         if self.is_follower or self._destination.remote_put is not None or copied < 0:
@@ -216,8 +219,10 @@ class Timer:
         return encode_timer_checkpoint(unpublished[0][1])
 
     def replace_with(self, progress: TimerCheckpoint) -> None:
-        """Adopt the master's progress, unless this broker delivers messages itself."""
-        if self.is_follower:
+        """Adopt the master's progress, unless this broker delivers messages itself, or has done so for a master that
+        returned and has not requested the progress yet. The returned master's progress would replace the newer one, and
+        the master would deliver all messages again."""
+        if self.is_follower and self._clock.monotonic_ms() >= self._unasked_until_ms:
             self.state.follow_master(progress)
             self._look_in(0)
 
@@ -362,6 +367,7 @@ class Timer:
         self.stop()
         await self._destination.finish()
         self.state.keep_progress()
+        self._unasked_until_ms = self._clock.monotonic_ms() + _UNASKED_MS  # a master may never ask
         self.follow()
 
     def _look_in(self, wait_ms: float) -> None:
