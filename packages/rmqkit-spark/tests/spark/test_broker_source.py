@@ -855,20 +855,19 @@ def test_a_job_for_kafka_runs_with_other_options(
     kafka = options(broker, columnNames="kafka")
     source = spark.readStream.format("rocketmq").options(**kafka)
     rows = source.options(subscribe="from-kafka", startingOffsets="earliest").load()
+    assert [name for name, _ in rows.dtypes] == [column.name for column in KAFKA_COLUMNS]
     writer = rows.writeStream.format("rocketmq").options(**kafka).option("topic", "to-kafka")
     query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
     assert query.awaitTermination(100)
-    copied = ["key", "value", "partition", "timestampType", "headers"]
 
-    def table(topic: str) -> list[Any]:
-        frame = load(spark, broker, subscribe=topic, columnNames="kafka")
-        assert [name for name, _ in frame.dtypes] == [column.name for column in KAFKA_COLUMNS]
-        return sorted(map(tuple, frame.select(*copied).collect()), key=lambda row: bytes(row[1]))
+    def table(topic: str) -> list[dict[str, Any]]:
+        found = batch(broker, "key,value,partition,timestampType,headers", subscribe=topic, columnNames="kafka")
+        return sorted(found.to_pylist(), key=lambda row: row["value"])
 
     found = table("to-kafka")
     assert found == table("from-kafka")
-    assert len(found) == 21 and found[-1][0] is found[-1][4] is None
-    assert found[0][0] == b"k0" and found[0][4] == [("number", b"0")]
+    assert len(found) == 21 and found[-1]["key"] is found[-1]["headers"] is None
+    assert found[0]["key"] == b"k0" and found[0]["headers"] == [{"key": "number", "value": b"0"}]
 
 
 def test_spark_streams_until_nothing_is_left(
