@@ -294,12 +294,17 @@ def test_a_stream_begins_at_the_offsets_of_a_group(broker: Standalone, orders: s
     assert pool.committed("shipping", [queue_of(orders, 0)]) == {queue_of(orders, 0): 100}
 
 
-def test_a_group_without_an_offset_is_named_unless_there_is_a_fallback(broker: Standalone, orders: str) -> None:
+def test_a_group_without_an_offset_is_named_unless_there_is_a_fallback(
+    broker: Standalone, producer: sync.Producer, orders: str
+) -> None:
+    send(producer, "grouped", 0, 1)
     given = {"subscribe": orders, "startingOffsets": "group", "group": "nobody"}
     with pytest.raises(SettingsError, match=r"^rocketmq: group nobody has no offset in orders: correct the name, or"):
         batch(broker, **given)
     with pytest.raises(SettingsError, match=r"^rocketmq: group nobody has no offset in orders"):
         stream(broker, **given).initialOffset()
+    with pytest.raises(SettingsError, match=r"group nobody has no offset in grouped and 1 more: correct"):
+        batch(broker, **{**given, "subscribe": "", "subscribePattern": "orders|grouped"})
     assert numbers(batch(broker, **given, startingOffsetsByGroupStrategy="earliest")) == list(range(COUNT))
     begun = stream(broker, **given, startingOffsetsByGroupStrategy="latest").initialOffset()
     assert begun[orders]["broker-a"] == {str(queue_id): COUNT // 4 for queue_id in range(4)}

@@ -164,13 +164,14 @@ class _Reading:
         group, strategy = self._options.group, self._options.by_group
         committed = self._pool().committed(group, bounds)
         if bounds and not committed and strategy is ByGroup.ERROR:
-            topics = ", ".join(sorted({queue.topic for queue in bounds}))
+            first, *others = sorted({queue.topic for queue in bounds})
+            topics = f"{first} and {len(others)} more" if others else first
             raise SettingsError(
                 f"{FORMAT}: group {group} has no offset in {topics}: correct the name, or set"
                 " startingOffsetsByGroupStrategy to earliest or latest"
             )
-        others = {queue: bound.high if strategy is ByGroup.LATEST else bound.low for queue, bound in bounds.items()}
-        return {**others, **committed}
+        fallback = {queue: bound.high if strategy is ByGroup.LATEST else bound.low for queue, bound in bounds.items()}
+        return {**fallback, **committed}
 
     def _ended(self, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
         """Return the end offsets that the options demand."""
