@@ -9,14 +9,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from rmqkit.errors import MessageIllegal, NoRoute, PeerRefused, SettingsError
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.spark.broker_pool import BrokerPool, Range
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.options import LiveOptions
+from rmqkit.spark.sink.rows import RowKeys
+from rmqkit.spark.sink.writers import BatchWriter, sink_options
 from tests.interop.server_process import wait_until
 from tests.interop.standalone import Standalone, run_standalone
 from tests.ports import free_ports
@@ -24,6 +28,7 @@ from tests.ports import free_ports
 pytestmark = pytest.mark.spark
 
 ROWS = 200
+KAFKA_ROW = {"key": "string", "value": "string", "partition": "integer"}
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +119,28 @@ def test_a_batch_with_an_id_is_written_once(
     assert found == Counter(dict.fromkeys((b"%d" % number for number in range(ROWS)), times))
     keys = {message.msg_id for message in seen(live, topic)}
     assert keys == {f"job/0/{partition}/{row}" for partition in range(2) for row in range(ROWS // 2)}
+
+
+@pytest.mark.parametrize("guarantee", ["at-least-once", "transactional"])
+def test_rows_with_columns_of_kafka_go_to_their_partitions(
+    broker: Standalone, live: BrokerPool, guarantee: str
+) -> None:
+    fields = [{"name": name, "type": of, "nullable": True, "metadata": {}} for name, of in KAFKA_ROW.items()]
+    given = {"nameServer": broker.namesrv_addr, "topic": f"parted-{guarantee}", "deliveryGuarantee": guarantee}
+    schema = StructType.fromJson({"type": "struct", "fields": fields})
+    writer = BatchWriter(sink_options({**given, "columnNames": "kafka"}, schema, overwrite=False))
+
+    def part(first: int) -> pa.RecordBatch:
+        rows = range(first, first + 8)
+        places = pa.array([row % 4 for row in rows], pa.int32())
+        return pa.record_batch({"key": [f"k{row % 3}" for row in rows], "value": map(str, rows), "partition": places})
+
+    staged = writer.stage(iter([part(0), part(8)]), RowKeys("parted", 0, 0))
+    writer.commit([staged])
+    found = {
+        (int(message.body), message.queue_id, *message.keys, message.msg_id) for message in seen(live, given["topic"])
+    }
+    assert found == {(row, row % 4, f"k{row % 3}", f"parted/0/0/{row}") for row in range(16)}
 
 
 def test_what_is_wrong_is_one_line(spark: SparkSession, broker: Standalone, live: BrokerPool) -> None:

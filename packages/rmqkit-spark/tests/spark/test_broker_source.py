@@ -30,7 +30,8 @@ from rmqkit.remoting.tls import Tls
 from rmqkit.rpc import BrokerCalls
 from rmqkit.spark import backlog
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Range
-from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, live_options
+from rmqkit.spark.kafka_columns import KAFKA_COLUMNS
+from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, QueuePartition, live_options
 from rmqkit.spark.source.store import JAR
 from rmqkit.testing.clock import StandingClock
 from tests.certificates import OPENSSL, REASON, make_certificate
@@ -122,8 +123,11 @@ def test_sql92_is_evaluated_by_the_broker(broker: Standalone, orders: str) -> No
 def test_words_bound_a_batch(broker: Standalone, orders: str) -> None:
     everything = {"startingOffsets": "earliest", "endingOffsets": "latest"}
     assert numbers(batch(broker, subscribe=orders, **everything)) == list(range(COUNT))
-    with pytest.raises(SettingsError, match="endingOffsets=soon must be earliest, latest or JSON by topic"):
-        batch(broker, subscribe=orders, endingOffsets="soon")
+    for word in ("soon", "group"):
+        with pytest.raises(SettingsError, match=f"endingOffsets={word} must be earliest, latest or JSON by topic"):
+            batch(broker, subscribe=orders, endingOffsets=word)
+    with pytest.raises(SettingsError, match="startingOffsets=soon must be earliest, latest, group or JSON by topic"):
+        batch(broker, subscribe=orders, startingOffsets="soon")
 
 
 def test_an_end_behind_the_last_message_is_data_loss(broker: Standalone, orders: str) -> None:
@@ -205,6 +209,15 @@ def test_tasks_are_as_many_and_as_large_as_wanted(broker: Standalone, orders: st
         ),
         ({"assign": '{"a":{"b":["0"]}}'}, "assign must look like"),
         ({"subscribe": "a", "failOnDataLoss": "maybe"}, "failOnDataLoss=maybe must be true or false"),
+        ({"subscribe": "a", "startingOffsets": "group"}, "startingOffsets=group needs the name of a consumer group"),
+        (
+            {"subscribe": "a", "startingOffsetsByGroupStrategy": "none"},
+            "startingOffsetsByGroupStrategy=none must be one of error, earliest, latest",
+        ),
+        (
+            {"subscribe": "a", "columnNames": "kafka", "includeProperties": "string"},
+            "includeProperties=string has no meaning with columnNames=kafka: set map for the column headers, or none",
+        ),
     ],
 )
 def test_a_mistake_is_named(given: dict[str, str], text: str) -> None:
@@ -242,6 +255,102 @@ def test_a_start_behind_the_last_message_is_data_loss(broker: Standalone, orders
 
 def queue_of(topic: str, queue_id: int) -> MessageQueue:
     return MessageQueue(topic, "broker-a", queue_id)
+
+
+# ---------------------------------------------------------------- offsets of a group
+
+
+def standing(broker: Standalone, group: str, topic: str, *committed: int) -> BrokerPool:
+    """Commit offsets of a group for the first queues of a topic."""
+    pool = BrokerPool(live_options(options(broker, subscribe=topic, group=group)))
+    pool.commit(group, {queue_of(topic, queue_id): offset for queue_id, offset in enumerate(committed)})
+    return pool
+
+
+def test_a_batch_begins_at_the_offsets_of_a_group_and_leaves_them(broker: Standalone, orders: str) -> None:
+    pool = standing(broker, "billing", orders, 90, 99, 100)
+    given = {"subscribe": orders, "startingOffsets": "group", "group": "billing"}
+
+    def counts(**more: str) -> Counter[int]:
+        return Counter(batch(broker, "queueId", **given, **more)["queueId"].to_pylist())
+
+    assert counts() == counts(startingOffsetsByGroupStrategy="earliest") == {0: 10, 1: 1, 3: 100}
+    assert counts(startingOffsetsByGroupStrategy="latest") == {0: 10, 1: 1}
+    queues = [queue_of(orders, queue_id) for queue_id in range(4)]
+    assert pool.committed("billing", queues) == dict(zip(queues, [90, 99, 100], strict=False))
+
+
+def test_a_stream_begins_at_the_offsets_of_a_group(broker: Standalone, orders: str) -> None:
+    pool = standing(broker, "shipping", orders, 98, 0, 100, 100)
+    given = {"subscribe": orders, "startingOffsets": "group", "group": "shipping"}
+    reader = stream(broker, **given)
+    start = reader.initialOffset()
+    assert start[orders]["broker-a"] == {"0": 98, "1": 0, "2": 100, "3": 100}
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert len(read(reader, start, end)) == 102
+    reader.commit(end)
+    assert pool.committed("shipping", [queue_of(orders, 0)]) == {queue_of(orders, 0): 98}
+    following = stream(broker, **given, commitOffsetsToGroup="shipping")
+    following.commit(following.latestOffset(following.initialOffset(), ReadAllAvailable()))
+    assert pool.committed("shipping", [queue_of(orders, 0)]) == {queue_of(orders, 0): 100}
+
+
+def test_a_group_without_an_offset_is_named_unless_there_is_a_fallback(
+    broker: Standalone, producer: sync.Producer, orders: str
+) -> None:
+    send(producer, "grouped", 0, 1)
+    given = {"subscribe": orders, "startingOffsets": "group", "group": "nobody"}
+    with pytest.raises(SettingsError, match=r"^rocketmq: group nobody has no offset in orders: correct the name, or"):
+        batch(broker, **given)
+    with pytest.raises(SettingsError, match=r"^rocketmq: group nobody has no offset in orders"):
+        stream(broker, **given).initialOffset()
+    with pytest.raises(SettingsError, match=r"group nobody has no offset in grouped and 1 more: correct"):
+        batch(broker, **{**given, "subscribe": "", "subscribePattern": "orders|grouped"})
+    assert numbers(batch(broker, **given, startingOffsetsByGroupStrategy="earliest")) == list(range(COUNT))
+    begun = stream(broker, **given, startingOffsetsByGroupStrategy="latest").initialOffset()
+    assert begun[orders]["broker-a"] == {str(queue_id): COUNT // 4 for queue_id in range(4)}
+
+
+def test_an_offset_of_a_group_behind_the_last_message_is_data_loss(broker: Standalone, orders: str) -> None:
+    standing(broker, "ahead", orders, 5000)
+    with pytest.raises(DataLost, match=r"messages 100 to 4999 of queue 0 .*: the queue ends at 100"):
+        batch(broker, subscribe=orders, startingOffsets="group", group="ahead")
+
+
+# ---------------------------------------------------------------- columns of Kafka
+
+
+def test_a_batch_has_the_columns_of_kafka(broker: Standalone, orders: str) -> None:
+    every = "key,value,topic,partition,offset,timestamp,timestampType,headers,brokerName"
+    given = {"subscribe": orders, "columnNames": "kafka", "maxRecordsPerPartition": "60"}
+    table = batch(broker, every, **given)
+    assert sorted(map(int, table["value"].to_pylist())) == list(range(COUNT))
+    row = next(row for row in table.to_pylist() if row["value"] == b"17")
+    plain = batch(broker, "queueId,queueOffset,storeTimestamp,body", subscribe=orders).to_pylist()
+    same = next(row for row in plain if row["body"] == b"17")
+    assert row == {
+        "key": b"k17",
+        "value": b"17",
+        "topic": orders,
+        "partition": same["queueId"],
+        "offset": same["queueOffset"],
+        "timestamp": same["storeTimestamp"],
+        "timestampType": 1,
+        "headers": [{"key": "number", "value": b"17"}],
+        "brokerName": "broker-a",
+    }
+    assert batch(broker, "partition,timestampType", **given).num_rows == COUNT
+    assigned = json.dumps({orders: {"broker-a": [2]}})
+    assert set(batch(broker, "partition", columnNames="kafka", assign=assigned)["partition"].to_pylist()) == {2}
+
+
+def test_numbers_of_queues_come_from_the_checkpoint_even_if_a_broker_is_away() -> None:
+    reader = waiting(StandingClock(), columnNames="kafka")
+    end = {"T": {"broker-a": {"0": 7, "1": 0}, "broker-b": {"0": 2, "1": 9}}}
+    b1 = MessageQueue("T", "broker-b", 1)
+    with mock.patch.object(BrokerPool, "bounds", return_value={b1: Bounds(0, 9)}):
+        parts = reader.partitions({"T": {"broker-a": {"0": 7, "1": 0}, "broker-b": {"0": 2, "1": 5}}}, end)
+    assert [(part.value, part.number) for part in parts if isinstance(part, QueuePartition)] == [(Range(b1, 5, 9), 3)]
 
 
 # ---------------------------------------------------------------- streams
@@ -741,6 +850,30 @@ def load(spark: SparkSession, broker: Standalone, **given: str) -> DataFrame:
 def test_spark_reads_a_batch(spark: SparkSession, broker: Standalone, orders: str) -> None:
     counted = load(spark, broker, subscribe=orders, columns="tags,body").groupBy("tags").count().collect()
     assert {row["tags"]: row["count"] for row in counted} == {"even": COUNT // 2, "odd": COUNT // 2}
+
+
+def test_a_job_for_kafka_runs_with_other_options(
+    spark: SparkSession, broker: Standalone, producer: sync.Producer, tmp_path: Path
+) -> None:
+    """A stream copies a topic to another one; its rows have the columns of Kafka's source and sink."""
+    send(producer, "from-kafka", 0, 20)
+    producer.send(Message(topic="from-kafka", body=b"bare"))
+    kafka = options(broker, columnNames="kafka")
+    source = spark.readStream.format("rocketmq").options(**kafka)
+    rows = source.options(subscribe="from-kafka", startingOffsets="earliest").load()
+    assert [name for name, _ in rows.dtypes] == [column.name for column in KAFKA_COLUMNS]
+    writer = rows.writeStream.format("rocketmq").options(**kafka).option("topic", "to-kafka")
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    assert query.awaitTermination(100)
+
+    def table(topic: str) -> list[dict[str, Any]]:
+        found = batch(broker, "key,value,partition,timestampType,headers", subscribe=topic, columnNames="kafka")
+        return sorted(found.to_pylist(), key=lambda row: row["value"])
+
+    found = table("to-kafka")
+    assert found == table("from-kafka")
+    assert len(found) == 21 and found[-1]["key"] is found[-1]["headers"] is None
+    assert found[0]["key"] == b"k0" and found[0]["headers"] == [{"key": "number", "value": b"0"}]
 
 
 def test_spark_streams_until_nothing_is_left(

@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
 
-from rmqkit.spark import backlog, from_body_avro, from_body_json, from_body_protobuf
+from rmqkit.spark import backlog, backlog_summary, from_body_avro, from_body_json, from_body_protobuf
 
 _KAFKA = {"endOffset": '{"orders":{"0":5}}', "latestOffset": '{"orders":{"0":9}}'}
 
@@ -29,6 +29,13 @@ def test_sources_add_up_and_those_of_others_do_not_count() -> None:
 def test_a_queue_that_was_rebuilt_is_not_behind() -> None:
     source = {"endOffset": {"orders": {"a": {"0": 50}}}, "latestOffset": {"orders": {"a": {"0": 9}}}}
     assert backlog({"sources": [source]}) == {"orders/a/0": 0}
+
+
+def test_a_summary_has_the_names_of_kafkas_metrics() -> None:
+    source = {"endOffset": {"orders": {"a": {"0": 5, "1": 7}}}, "latestOffset": {"orders": {"a": {"0": 9, "1": 8}}}}
+    names = ("minOffsetsBehindLatest", "avgOffsetsBehindLatest", "maxOffsetsBehindLatest")
+    assert backlog_summary({"sources": [source]}) == dict(zip(names, (1, 2.5, 4), strict=True))
+    assert backlog_summary({"sources": [_KAFKA]}) == {}
 
 
 @pytest.mark.spark

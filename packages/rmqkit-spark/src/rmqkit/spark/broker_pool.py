@@ -262,6 +262,21 @@ class BrokerPool:
 
         return self._portal.run(lambda: self._patiently(found))
 
+    def committed(self, group: str, queues: Iterable[MessageQueue]) -> Offsets:
+        """Return the offsets of a group that the brokers store. Queues without an offset are left out.
+        Raises RemotingError, NoRoute, PeerRefused: a broker did not answer, or refused."""
+
+        async def one(queue: MessageQueue) -> tuple[MessageQueue, int | None]:
+            address = await self._address(queue)
+            return queue, await self._runtime.calls.committed_offset(address, group, queue, is_stored=True)
+
+        async def every() -> Offsets:
+            requests = (self._patiently(functools.partial(one, queue)) for queue in queues)
+            found = await asyncio.gather(*requests)
+            return {queue: offset for queue, offset in found if offset is not None}
+
+        return self._portal.run(every)
+
     def commit(self, group: str, offsets: dict[MessageQueue, int]) -> None:
         """Save the offsets of a group at the brokers.
         Raises RemotingError, NoRoute, PeerRefused: a broker did not answer, or refused."""

@@ -82,6 +82,20 @@ def backlog(progress: Mapping[str, Any]) -> dict[str, int]:
     return behind
 
 
+def backlog_summary(progress: Mapping[str, Any]) -> dict[str, float]:
+    """Return the least, mean and greatest number in `backlog`, with the names of the metrics of Spark's Kafka source:
+    ``minOffsetsBehindLatest``, ``avgOffsetsBehindLatest`` and ``maxOffsetsBehindLatest``.
+
+    Args:
+        progress: as for `backlog`. Without a backlog the result is empty.
+    """
+    behind = backlog(progress).values()
+    if not behind:
+        return {}
+    figures = {"min": min(behind), "avg": sum(behind) / len(behind), "max": max(behind)}
+    return {f"{name}OffsetsBehindLatest": figure for name, figure in figures.items()}
+
+
 def _offsets(offsets: Any) -> Iterator[tuple[tuple[str, str, str], int]]:
     """Yield the offset of each queue that a source reports. Yield nothing if the source has offsets of another form."""
     topics = json.loads(offsets) if isinstance(offsets, str) and offsets.startswith("{") else offsets

@@ -117,6 +117,21 @@ class ByTimestamp(enum.Enum):
     LATEST = "latest"
 
 
+class ByGroup(enum.Enum):
+    """The start of a queue in which the consumer group of ``startingOffsets=group`` has no offset."""
+
+    ERROR = "error"
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+class ColumnNames(enum.Enum):
+    """The names and types of the columns of messages."""
+
+    ROCKETMQ = "rocketmq"
+    KAFKA = "kafka"
+
+
 class _Connected(msgspec.Struct, frozen=True):
     """Options of all formats that need brokers: addresses and credentials."""
 
@@ -150,7 +165,9 @@ class LiveOptions(_Connected, frozen=True):
     assigned: Annotated[str, Setting("assign", help='queues: {"topic":{"broker-a":[0,1]}}')] = ""
     expression: Annotated[str, Setting("subExpression", help="tags (A || B) or an SQL92 expression")] = "*"
     expression_type: Annotated[str, Setting("subExpressionType", help="TAG or SQL92")] = "TAG"
-    group: Annotated[str, Setting("group", help="consumer group for the requests")] = TOOLS_GROUP
+    group: Annotated[
+        str, Setting("group", help="consumer group for the requests; startingOffsets=group begins at its offsets")
+    ] = TOOLS_GROUP
     commit_group: Annotated[
         str,
         Setting(
@@ -162,7 +179,8 @@ class LiveOptions(_Connected, frozen=True):
         str,
         Setting(
             "startingOffsets",
-            help="earliest, latest or JSON (-2, -1); the default is latest for streams, earliest for batches",
+            help="earliest, latest, group or JSON (-2, -1); the default is latest for streams, earliest for batches;"
+            " group begins at the offsets that the consumer group has committed, and does not change them",
         ),
     ] = ""
     ending_offsets: Annotated[str, Setting("endingOffsets", help="latest or JSON (-1); batch only")] = "latest"
@@ -181,6 +199,14 @@ class LiveOptions(_Connected, frozen=True):
             help="what to do if there is no message at or after the start time: error or latest",
         ),
     ] = ByTimestamp.ERROR
+    by_group: Annotated[
+        ByGroup,
+        Setting(
+            "startingOffsetsByGroupStrategy",
+            help="where startingOffsets=group begins a queue without an offset of the group: earliest or latest; error:"
+            " fail if the group has no offset at all, otherwise earliest",
+        ),
+    ] = ByGroup.ERROR
     fail_on_data_loss: Annotated[
         bool,
         Setting(
@@ -224,6 +250,14 @@ class LiveOptions(_Connected, frozen=True):
     pull_count: Annotated[int, Setting("pullBatchSize", low=1, high=1024, help="number of messages per pull")] = 32
     pull_timeout_ms: Annotated[int, Setting("pullTimeoutMs", low=1, help="timeout of a pull, in ms")] = 10_000
     columns: Annotated[str, Setting("columns", help="read only these columns, separated by commas")] = ""
+    column_names: Annotated[
+        ColumnNames,
+        Setting(
+            "columnNames",
+            help="kafka: key, value, topic, partition, offset, timestamp, timestampType and headers, as in Spark's"
+            " Kafka source; option columns may add columns of RocketMQ",
+        ),
+    ] = ColumnNames.ROCKETMQ
     include_properties: Annotated[
         IncludeProperties,
         Setting("includeProperties", help="properties as a map, as the stored string, or no properties"),
@@ -304,6 +338,13 @@ class SinkOptions(_Connected, frozen=True):
             help="properties of a row with names that RocketMQ reserves, such as KEYS or DELAY: fail, or drop them",
         ),
     ] = ReservedProperties.FAIL
+    column_names: Annotated[
+        ColumnNames,
+        Setting(
+            "columnNames",
+            help="kafka: rows have the columns value, key, headers, topic and partition of Spark's Kafka sink",
+        ),
+    ] = ColumnNames.ROCKETMQ
     sends_max: Annotated[
         int, Setting("backPressureForAsyncSendNum", low=10, help="maximum number of concurrent requests per task")
     ] = 256
@@ -342,7 +383,7 @@ _KAFKA_WITHOUT = {
     "kafka.transactional.id": "deliveryGuarantee=transactional needs only producerGroup",
     "kafka.acks": "the broker's flushDiskType and brokerRole decide when a send is done",
     "kafka.enable.idempotence": "deliveryGuarantee=transactional sends each row once",
-    "kafka.auto.offset.reset": "startingOffsets decides where a query begins",
+    "kafka.auto.offset.reset": "startingOffsets and startingOffsetsByGroupStrategy decide where a query begins",
 }
 """Kafka options without an equivalent here, and the reason why they can be left out."""
 _SIZE = re.compile(r"(\d+)\s*([kmg])b?", re.IGNORECASE)

@@ -23,6 +23,12 @@ _OPTION = "option."
 _KEPT = "rmqkit.options"
 _SECRET = "secretkey"
 _JSON_TYPES = {"int": "integer", "bigint": "long"}
+_TEXT_MAP = {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
+_HEADER = [
+    {"name": name, "type": of, "nullable": True, "metadata": {}}
+    for name, of in (("key", "string"), ("value", "binary"))
+]
+_HEADERS = {"type": "array", "elementType": {"type": "struct", "fields": _HEADER}, "containsNull": True}
 
 
 def check_types(columns: Iterable[Column], schema: StructType, source: str) -> None:
@@ -74,5 +80,7 @@ def declared(columns: Iterable[Column], options: Mapping[str, str]) -> str | Str
 def _type(spark: str) -> object:
     """Return the type of a column in Spark's JSON."""
     if spark.startswith("map<"):
-        return {"type": "map", "keyType": "string", "valueType": "string", "valueContainsNull": True}
+        return _TEXT_MAP
+    if spark.startswith("array<"):  # headers of Kafka
+        return _HEADERS
     return _JSON_TYPES.get(spark, spark)

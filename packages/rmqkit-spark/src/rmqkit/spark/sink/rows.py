@@ -1,4 +1,5 @@
-"""Messages created from the rows of an Arrow batch (`messages`), and the check of the schema (`check_columns`).
+"""Messages created from the rows of an Arrow batch (`messages`), and the check of the schema (`check_columns`). With
+``columnNames=kafka``, `rmqkit.spark.kafka_columns` makes these columns of Kafka's.
 
 ==============  ==========================  =======================================================================
 column          type                        message field
@@ -26,7 +27,7 @@ Otherwise add a column ``rowKey``.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 from msgspec import Struct
@@ -35,6 +36,8 @@ from pyspark.sql.types import StructType
 from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.errors import MessageIllegal, SettingsError
 from rmqkit.protocol.properties import RESERVED_NAMES, copied_properties
+from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.spark.kafka_columns import KAFKA_SINK_COLUMNS, numbered
 
 ROW_KEY_CHARS_MAX = 255
 
@@ -76,14 +79,15 @@ class RowKeys(Struct, frozen=True):
         return self.prefix + row_key
 
 
-def check_columns(schema: StructType, topic: str, *, may_delay: bool, source: str) -> None:
-    """Check the columns of rows to write. Raises SettingsError: a column is unknown (the text suggests a similar name),
-    has another type, or is missing."""
+def check_columns(schema: StructType, topic: str, *, may_delay: bool, source: str, is_kafka: bool = False) -> None:
+    """Check the columns of rows to write, which have Kafka's names if ``is_kafka`` is set. Raises SettingsError: a
+    column is unknown (the text suggests a similar name), has another type, or is missing."""
+    columns = KAFKA_SINK_COLUMNS if is_kafka else SINK_COLUMNS
     for field in schema.fields:
-        wanted = SINK_COLUMNS.get(field.name)
+        wanted = columns.get(field.name)
         if wanted is None:
-            near = difflib.get_close_matches(field.name, SINK_COLUMNS, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(SINK_COLUMNS)}"
+            near = difflib.get_close_matches(field.name, columns, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(columns)}"
             raise SettingsError(f"{source}: there is no column {field.name!r} in the sink: {hint}")
         found = field.dataType.simpleString()
         if found not in wanted:
@@ -93,7 +97,8 @@ def check_columns(schema: StructType, topic: str, *, may_delay: bool, source: st
                 f"{source}: column {field.name} cannot be sent with deliveryGuarantee=transactional, whose rows count"
                 " as stored once consumers can see them: leave it out, or use at-least-once"
             )
-    for name in ("body",) if topic else ("body", "topic"):
+    body = "value" if is_kafka else "body"
+    for name in (body,) if topic else (body, "topic"):
         if name not in schema.names:
             instead = ", or set option topic" if name == "topic" else ""
             raise SettingsError(f"{source}: the sink needs a column {name}: add it{instead}")
@@ -148,3 +153,20 @@ def messages(
             queue_id=queue_id,
             msg_id=keys.key(number, row_key),
         )
+
+
+def place(rows: Iterable[PlacedMessage], queues_of: Callable[[str], Iterable[MessageQueue]]) -> None:
+    """Replace the queue id of rows from Kafka's columns, which is a number of `numbered`, by the broker and the id of
+    the queue. ``queues_of`` returns the writable queues of a topic.
+    Raises MessageIllegal: the topic has no queue with this number."""
+    known: dict[str, list[MessageQueue]] = {}
+    for row in rows:
+        if (number := row.queue_id) is None:
+            continue
+        if row.topic not in known:
+            known[row.topic] = list(numbered(queues_of(row.topic)))
+        queues = known[row.topic]
+        if not 0 <= number < len(queues):
+            there = f"0 to {len(queues) - 1}" if queues else "none"
+            raise MessageIllegal(f"topic {row.topic} has no partition {number} to send to: it has {there}")
+        row.broker_name, row.queue_id = queues[number].broker_name, queues[number].queue_id

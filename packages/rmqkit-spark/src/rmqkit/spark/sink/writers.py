@@ -35,11 +35,12 @@ from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.client.producer.transaction import TransactionState
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import ReceivedMessage
-from rmqkit.spark.options import DeliveryGuarantee, ReservedProperties, SinkOptions, parse_options
+from rmqkit.spark.kafka_columns import from_kafka
+from rmqkit.spark.options import ColumnNames, DeliveryGuarantee, ReservedProperties, SinkOptions, parse_options
 from rmqkit.spark.sink.exactly_once import ExactlyOnce
 from rmqkit.spark.sink.ledger import Batch, Half, pack_halves
 from rmqkit.spark.sink.producer import SinkProducer, pace
-from rmqkit.spark.sink.rows import RowKeys, check_columns, messages
+from rmqkit.spark.sink.rows import RowKeys, check_columns, messages, place
 
 _SOURCE = "rocketmq"
 _SPARKS_OWN = ("path", "checkpointlocation", "queryname")
@@ -92,13 +93,22 @@ class _Writing:
         limit = self._options.rows_per_s
         number = 0
         drops_reserved = self._options.reserved_properties is ReservedProperties.DROP
+        is_kafka = self._options.column_names is ColumnNames.KAFKA
         for batch in batches:
             for low in range(0, batch.num_rows, limit or max(1, batch.num_rows)):
                 part = batch.slice(low, limit or None)
+                if is_kafka:
+                    part = from_kafka(part, number, keys.partition)
                 rows = list(messages(part, number, self._options.topic, keys, drops_reserved=drops_reserved))
                 number += len(rows)
+                if is_kafka:
+                    place(rows, self._sender().queues)
                 with pace(len(rows), limit):
                     yield rows
+
+    def _sender(self) -> SinkProducer:
+        is_transactional = self._options.guarantee is DeliveryGuarantee.TRANSACTIONAL
+        return exactly_once(self._options).producer if is_transactional else _producer(self._options)
 
     def _commit(self, batch_id: int, messages: Sequence[WriterCommitMessage | None]) -> None:
         done = [message for message in messages if isinstance(message, Staged)]
@@ -168,7 +178,8 @@ def sink_options(given: Mapping[str, str], schema: StructType, *, overwrite: boo
     if "/" in options.sink_id or not options.sink_id.isprintable() or " " in options.sink_id:
         raise SettingsError(f"{_SOURCE}: sinkId {options.sink_id!r} must have neither slashes nor blanks")
     may_delay = options.guarantee is DeliveryGuarantee.AT_LEAST_ONCE
-    check_columns(schema, options.topic, may_delay=may_delay, source=_SOURCE)
+    is_kafka = options.column_names is ColumnNames.KAFKA
+    check_columns(schema, options.topic, may_delay=may_delay, source=_SOURCE, is_kafka=is_kafka)
     return options
 
 

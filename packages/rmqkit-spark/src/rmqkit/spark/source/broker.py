@@ -35,7 +35,7 @@ import itertools
 import json
 import logging
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -48,15 +48,18 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from rmqkit.arrow.options import IncludeProperties
 from rmqkit.arrow.reader import ReadPlan, decode_pulled
 from rmqkit.arrow.schema import Column, choose, message_columns
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import NoRoute, SettingsError
 from rmqkit.filter import TAG, subscription
+from rmqkit.protocol.names import TOOLS_GROUP
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Mark, Offsets, Range, broker_pool, wanted_topics
 from rmqkit.spark.failures import CHECKPOINT_REMEDY
-from rmqkit.spark.options import ByTimestamp, LiveOptions, parse_options, words
+from rmqkit.spark.kafka_columns import kafka_columns, numbered, sources, to_kafka
+from rmqkit.spark.options import ByGroup, ByTimestamp, ColumnNames, LiveOptions, parse_options, words
 from rmqkit.spark.schema import check_types
 
 FORMAT = "rocketmq"
@@ -64,6 +67,8 @@ FORMAT = "rocketmq"
 EARLIEST = -2
 LATEST = -1
 """Values that options may contain in place of an offset; checkpoints never contain them."""
+GROUP = "group"
+"""The value of ``startingOffsets`` for the offsets of a consumer group."""
 
 _NO_LIMIT = (1 << 63) - 1
 _CHECK_INTERVAL_MS = 60_000
@@ -88,6 +93,14 @@ class Place(Struct, frozen=True):
     renewals: dict[MessageQueue, int] = {}
 
 
+class QueuePartition(InputPartition):
+    """A range of a queue that a task reads, and the number of the queue in the column ``partition``."""
+
+    def __init__(self, value: Range, number: int) -> None:
+        super().__init__(value)
+        self.number = number
+
+
 class _Reading:
     """The common part of batch and stream readers."""
 
@@ -102,16 +115,19 @@ class _Reading:
             return
         assert part.low < part.high, "a task has messages to read"
         options = self._options
+        columns = tuple(read_columns(options, self._names))
         plan = ReadPlan(
-            columns=tuple(read_columns(options, self._names)),
+            columns=sources(columns) if isinstance(partition, QueuePartition) else columns,
             decompress=options.decompress,
             unwrap=options.unwrap,
             broker_name=part.queue.broker_name,
             tags=_tags(options, part.queue.topic),
             batch_rows=options.batch_rows,
         )
+        names = [column.name for column in columns]
         for body in broker_pool(options).bodies(part):
-            yield from decode_pulled(body, plan, part.low, part.high)
+            for batch in decode_pulled(body, plan, part.low, part.high):
+                yield to_kafka(batch, names, partition.number) if isinstance(partition, QueuePartition) else batch
 
     def _pool(self) -> BrokerPool:
         return broker_pool(self._options)
@@ -121,17 +137,41 @@ class _Reading:
             return _assigned(self._options.assigned)
         return self._pool().queues(wanted_topics(self._options), self._options.pattern)
 
-    def _parts(self, start: Offsets, end: Offsets) -> list[InputPartition]:
+    def _parts(self, start: Offsets, end: Offsets, queues: Iterable[MessageQueue]) -> list[InputPartition]:
+        """Plan the tasks that read some of the queues."""
         options = self._options
-        parts = ranges(start, end, parts_min=options.partitions_min, count_max=options.records_max)
-        return [InputPartition(part) for part in parts]
+        parts = list(ranges(start, end, parts_min=options.partitions_min, count_max=options.records_max))
+        if options.column_names is not ColumnNames.KAFKA:
+            return [InputPartition(part) for part in parts]
+        known = set(queues)
+        if options.assigned:  # the other queues of a topic have numbers, too
+            known.update(self._pool().queues({part.queue.topic for part in parts}))
+        numbers = numbered(known)
+        return [QueuePartition(part, numbers[part.queue]) for part in parts]
 
     def _started(self, bounds: Mapping[MessageQueue, Bounds], default: str) -> Offsets:
         """Return the start offsets that the options demand."""
         options = self._options
         if options.starting_timestamps or options.starting_timestamp_ms:
             return self._at_times("starting", options.starting_timestamps, options.starting_timestamp_ms, bounds)
+        if options.starting_offsets == GROUP:
+            return self._at_group(bounds)
         return self._at_offsets("startingOffsets", options.starting_offsets or default, bounds, EARLIEST)
+
+    def _at_group(self, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
+        """Return the offsets of the consumer group. A queue without an offset begins at its first message or its end.
+        Raises SettingsError: the group has no offset, and ``startingOffsetsByGroupStrategy`` is not set."""
+        group, strategy = self._options.group, self._options.by_group
+        committed = self._pool().committed(group, bounds)
+        if bounds and not committed and strategy is ByGroup.ERROR:
+            first, *others = sorted({queue.topic for queue in bounds})
+            topics = f"{first} and {len(others)} more" if others else first
+            raise SettingsError(
+                f"{FORMAT}: group {group} has no offset in {topics}: correct the name, or set"
+                " startingOffsetsByGroupStrategy to earliest or latest"
+            )
+        fallback = {queue: bound.high if strategy is ByGroup.LATEST else bound.low for queue, bound in bounds.items()}
+        return {**fallback, **committed}
 
     def _ended(self, bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
         """Return the end offsets that the options demand."""
@@ -144,7 +184,8 @@ class _Reading:
         given = read_option(name, text)
         words_known = {"earliest": EARLIEST, "latest": LATEST}
         if given is None and text not in words_known:
-            raise SettingsError(f"{FORMAT}: {name}={text} must be earliest, latest or JSON by topic, broker and queue")
+            known = f"earliest, latest{', group' if name == 'startingOffsets' else ''}"
+            raise SettingsError(f"{FORMAT}: {name}={text} must be {known} or JSON by topic, broker and queue")
         wanted = (
             dict.fromkeys(bounds, words_known[text]) if given is None else {**dict.fromkeys(bounds, default), **given}
         )
@@ -202,7 +243,7 @@ class BrokerReader(_Reading, DataSourceReader):
         bounds = self._pool().bounds(self._queues())
         start = self._check_there(self._up_to_ends(self._started(bounds, "earliest"), bounds), bounds)
         end = self._up_to_ends(self._ended(bounds), bounds)
-        return self._parts(start, end) or [InputPartition(None)]
+        return self._parts(start, end, bounds) or [InputPartition(None)]
 
 
 class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -321,7 +362,9 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         ended = {queue: high for queue, high in ended.items() if queue not in others}
         bounds = self._pool().bounds(ended)
         begun = {**dict.fromkeys(bounds, 0), **begun}
-        return self._parts(self._check_there(begun, bounds), ended)
+        # The numbers of queues come from the checkpoint: a batch that is planned again has the same numbers, and a
+        # broker that is away keeps its numbers.
+        return self._parts(self._check_there(begun, bounds), ended, after.offsets)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Save the offsets of a completed batch for the group of ``commitOffsetsToGroup``."""
@@ -405,6 +448,13 @@ def live_options(given: Mapping[str, str]) -> LiveOptions:
         _ = options.trigger_delay_ms
     except SettingsError as error:
         raise SettingsError(f"{FORMAT}: {error}") from None
+    if options.starting_offsets == GROUP and options.group == TOOLS_GROUP:
+        raise SettingsError(f"{FORMAT}: startingOffsets=group needs the name of a consumer group: set option group")
+    if options.column_names is ColumnNames.KAFKA and options.include_properties is IncludeProperties.STRING:
+        raise SettingsError(
+            f"{FORMAT}: includeProperties=string has no meaning with columnNames=kafka: set map for the column headers,"
+            " or none"
+        )
     if 0 < options.offsets_max < options.offsets_min:
         raise SettingsError(
             f"{FORMAT}: minOffsetsPerTrigger={options.offsets_min} must not be above "
@@ -420,9 +470,11 @@ def checked_names(given: Mapping[str, str], schema: StructType) -> list[str]:
 
 
 def read_columns(options: LiveOptions, names: Sequence[str]) -> list[Column]:
-    columns = message_columns(options.include_properties)
+    columns, more = message_columns(options.include_properties), list[Column]()
+    if options.column_names is ColumnNames.KAFKA:
+        columns, more = kafka_columns(options.include_properties)
     wanted = list(names) or words(options.columns)
-    return choose(columns, wanted, FORMAT) if wanted else columns
+    return choose([*columns, *more], wanted, FORMAT) if wanted else columns
 
 
 def _tags(options: LiveOptions, topic: str) -> frozenset[str]:
