@@ -12,9 +12,8 @@ attribute                              value
 
 The module of a hook can also declare notification services for alert channels with ``apprise.decorators.notify``.
 
-If a decoder raises an exception, the error is logged and shown in place of the body. If a decoder takes longer than
-`DECODE_S`, the same happens, and the decoder is not called again. Hidden bodies and bodies above `DECODE_BYTES_MAX` are
-not decoded.
+If a decoder raises an exception, the error is logged and shown in place of the body. A decoder that takes longer than
+`DECODE_S` fails, too, and is not called again. Hidden bodies and bodies above `DECODE_BYTES_MAX` are not decoded.
 """
 
 from __future__ import annotations

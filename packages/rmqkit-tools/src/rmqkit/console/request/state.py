@@ -102,8 +102,7 @@ class Env:
 
 
 class Hub:
-    """The state of a console. `rmqkit.console.server.app.Console` describes the arguments. Use it only on the event
-    loop."""
+    """The state of a console, for the event loop only. `rmqkit.console.server.app.Console` describes the arguments."""
 
     def __init__(
         self,
