@@ -138,6 +138,10 @@ def test_a_batch_that_was_killed_between_its_two_tables_is_written_once_by_the_n
         with pytest.raises(Exception, match="killed"):
             job.write(f"delta://{job.root}/t")
     assert (len(job.rows("t_rejected")), len(job.rows())) == (1, 0)
+    job.describe(WIDER)
+    with pytest.raises(SettingsError, match="run the job once with the former schema, then change it"):
+        job.write(f"delta://{job.root}/t")
+    job.describe(SCHEMA)
     done = job.write(f"delta://{job.root}/t")
     assert (done.rows, done.rejected) == (1, 0)
     for table in ("t", "t_rejected"):

@@ -17,13 +17,15 @@ from rmqkit.errors import SettingsError, StoreError
 from rmqkit.spark.jobs import archive_target
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Target
-from rmqkit.spark.jobs.typed_schema import TypedColumn
+from rmqkit.spark.jobs.typed_schema import RowSchema, TypedColumn
 from rmqkit.spark.jobs.typed_target import Place, TypedTable, check_columns, opened_table
 
 FORMATS = ("parquet", "delta", "iceberg")
 ID = TypedColumn("id", "int64", is_required=True)
 NAME = TypedColumn("name", "string", is_required=False)
 SCHEMA = pa.schema([("id", pa.int64())])
+IDS = RowSchema("s", '{"type": "object", "properties": {"id": {"type": "integer"}}, "required": ["id"]}')
+NAMED = RowSchema("s", IDS.text.replace("}}", '}, "name": {"type": "string"}}'))
 
 
 class Killed(BaseException):
@@ -82,8 +84,8 @@ def ids(*numbers: int) -> pa.Table:
     return pa.table({"id": list(numbers)}, schema=SCHEMA)
 
 
-def add(table: TypedTable, number: int, rows: pa.Table, columns: tuple[TypedColumn, ...] = (ID,)) -> bool:
-    return table.publish(number, "q", staged(table, number, rows), columns)
+def add(table: TypedTable, number: int, rows: pa.Table, schema: RowSchema = IDS) -> bool:
+    return table.publish(number, "q", staged(table, number, rows), schema)
 
 
 def test_a_repeated_batch_is_not_added_twice(lake: Lake) -> None:
@@ -92,7 +94,7 @@ def test_a_repeated_batch_is_not_added_twice(lake: Lake) -> None:
         assert add(table, 2, ids(3))
         assert not add(table, 2, ids(3))
     with lake.opened() as table:
-        assert (table.number, table.columns) == (2, [ID])
+        assert (table.number, table.schema) == (2, IDS.digest)
         assert not add(table, 2, ids(3))
         assert add(table, 3, ids(4))
     assert lake.ids() == [1, 2, 3, 4]
@@ -130,8 +132,8 @@ def test_a_batch_that_was_killed_is_there_once_after_its_repetition(
 def test_a_batch_without_rows_counts_and_changes_nothing(lake: Lake) -> None:
     with lake.opened() as table:
         assert add(table, 1, ids(1))
-        assert table.publish(2, "q", [], [ID])
-        assert not table.publish(2, "q", [], [ID])
+        assert table.publish(2, "q", [], IDS)
+        assert not table.publish(2, "q", [], IDS)
         assert add(table, 3, ids(3))
     assert lake.ids() == [1, 3]
 
@@ -141,7 +143,7 @@ def test_a_new_optional_column_is_null_in_older_rows(lake: Lake) -> None:
     with lake.opened() as table:
         add(table, 1, ids(1))
     with lake.opened(wider, (ID, NAME)) as table:
-        add(table, 2, pa.table({"id": [2], "name": ["b"]}, schema=wider), (ID, NAME))
+        add(table, 2, pa.table({"id": [2], "name": ["b"]}, schema=wider), NAMED)
     assert lake.rows() == [{"id": 1, "name": None}, {"id": 2, "name": "b"}]
     with (
         pytest.raises(SettingsError, match="has the column name, the schema has not: keep the property"),

@@ -283,6 +283,7 @@ def replay(
     show(done, as_json=as_json)
 
 
+# Long: the function declares and describes its options.
 def table(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to read.")],
     schema: Annotated[Path, typer.Option(metavar="FILE", help="JSON Schema of the bodies.", show_default=False)],

@@ -28,6 +28,7 @@ schema does not name are left out of the table. msgspec decodes and checks the b
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -76,6 +77,11 @@ class RowSchema(Struct, frozen=True):
 
     source: str
     text: str
+
+    @property
+    def digest(self) -> str:
+        """A hash of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
     def columns(self) -> list[TypedColumn]:

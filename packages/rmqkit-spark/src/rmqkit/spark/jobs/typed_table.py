@@ -140,14 +140,13 @@ def _opened(spark: SparkSession, schema: RowSchema, place: Place, catalog: Mappi
     """Open the table and the table of rejected rows."""
     if place.table_format != "iceberg":
         place = Place(place.table_format, address(spark, place.text))
-    columns = schema.columns
     rows = pa.schema([*schema.arrow, *_COLUMNS])
     with (
-        opened_table(place, rows, columns, catalog) as table,
-        opened_table(place.rejected, _REJECTED, (), catalog) as rejected,
+        opened_table(place, rows, schema.columns, catalog) as table,
+        opened_table(place.rejected, _REJECTED, None, catalog) as rejected,
     ):
         # The repetition of a batch must sort its messages as before, or a message would be in both tables, or in none.
-        if table.number != rejected.number and table.columns not in ([], columns):
+        if table.number < rejected.number and rejected.schema != schema.digest:
             raise SettingsError(
                 f"table {place.text}: its last batch is only in the table of rejected rows: run the job once with the"
                 " former schema, then change it"
@@ -188,9 +187,9 @@ class _Batches:
         plan = _Plan(self._schema, number, tuple(table.target for table in self._tables))
         parts = messages.select(*_READ).mapInArrow(partial(_write_rows, plan), "part int, file binary").collect()
         counts = [0, 0]
-        for i, (table, columns) in enumerate(zip(self._tables, ([], self._schema.columns), strict=True)):
+        for i, table in enumerate(self._tables):
             files = [msgspec.json.decode(part["file"], type=ArchivedFile) for part in parts if part["part"] == i]
-            if table.publish(number, query, files, columns):
+            if table.publish(number, query, files, self._schema):
                 counts[i] = sum(file.rows for file in files)
         self.written.batches += 1
         self.written.rejected += counts[0]

@@ -35,7 +35,7 @@ from rmqkit.errors import SettingsError, StoreError
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import ArchiveSettings, Commit, Run, Target
 from rmqkit.spark.jobs.lake import TABLE_FORMATS, opened_catalog
-from rmqkit.spark.jobs.typed_schema import TypedColumn
+from rmqkit.spark.jobs.typed_schema import RowSchema, TypedColumn
 
 _APPLICATION = "rmqkit.table"
 _BATCH_PROPERTY = "rmqkit.table-batch"
@@ -84,9 +84,9 @@ class TypedTable:
         return self._runs[-1].number if self._runs else 0
 
     @property
-    def columns(self) -> list[TypedColumn]:
-        """The columns of the body in the last batch; an empty list for a new table."""
-        return _columns(self._runs[-1]) if self._runs else []
+    def schema(self) -> str:
+        """The digest of the schema that sorted the messages of the last batch; empty for a new table."""
+        return self._runs[-1].settings.options["schema"] if self._runs else ""
 
     def check(self, number: int, query: str) -> None:
         """Check that a batch is the next one, or an earlier one. ``query`` is the id of the checkpoint.
@@ -103,12 +103,13 @@ class TypedTable:
                 " restore the table, or start with a new checkpoint and a new target"
             )
 
-    def publish(self, number: int, query: str, files: list[ArchivedFile], columns: Sequence[TypedColumn]) -> bool:
+    def publish(self, number: int, query: str, files: list[ArchivedFile], schema: RowSchema) -> bool:
         """Add the files of a batch. Return False if the table already has the batch. Raises: as `check`."""
         self.check(number, query)
         if number <= self.number:
             return False
-        facts = {"query": query, "columns": msgspec.json.encode(columns).decode()}
+        columns = msgspec.json.encode(schema.columns).decode()
+        facts = {"query": query, "schema": schema.digest, "columns": columns}
         run = Run(number, ArchiveSettings(self._format, (), facts), [], files)
         self.target.publish(run, self._commit)
         # Every manifest names its number, so the last one is enough.
@@ -127,9 +128,13 @@ class TypedTable:
 
 @contextmanager
 def opened_table(
-    place: Place, schema: pa.Schema, columns: Sequence[TypedColumn], catalog: Mapping[str, str]
+    place: Place, schema: pa.Schema, columns: Sequence[TypedColumn] | None, catalog: Mapping[str, str]
 ) -> Iterator[TypedTable]:
     """Create or open a table, lock it, and finish a batch that was killed during its publication.
+
+    Args:
+        schema: all columns of the table.
+        columns: the columns of the body, or None for the table of rejected rows.
 
     Raises:
         SettingsError: the columns do not continue the table, the folder has other files, or the catalog is unknown.
@@ -140,7 +145,9 @@ def opened_table(
         target, commit = _connected(place, schema, catalog, stack)
         stack.enter_context(target.held(("metadata", "data") if place.table_format == "iceberg" else ()))
         for run in [*target.runs(), *target.pending()][-1:]:
-            check_columns(target.root, _columns(run), columns)
+            if columns is not None:
+                before = msgspec.json.decode(run.settings.options["columns"], type=list[TypedColumn])
+                check_columns(target.root, before, columns)
             if run.settings.table_format != place.table_format:
                 raise SettingsError(
                     f"table {target.root} has the format {run.settings.table_format}: write it before ://"
@@ -166,10 +173,6 @@ def check_columns(table: str, before: Sequence[TypedColumn], now: Sequence[Typed
     for new in found.values() if before else ():
         if new.is_required:
             raise SettingsError(f"table {table}: older rows lack the new property {new.name}: make it optional")
-
-
-def _columns(run: Run) -> list[TypedColumn]:
-    return msgspec.json.decode(run.settings.options["columns"], type=list[TypedColumn])
 
 
 def _connected(place: Place, schema: pa.Schema, catalog: Mapping[str, str], stack: ExitStack) -> tuple[Target, Commit]:
