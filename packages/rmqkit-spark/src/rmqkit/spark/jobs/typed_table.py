@@ -130,6 +130,7 @@ def write_table(
                     break
         finally:
             query.stop()
+        batches.close()
         if is_compacted:
             batches.compact()
     return batches.written
@@ -148,8 +149,8 @@ def _opened(spark: SparkSession, schema: RowSchema, place: Place, catalog: Mappi
         # The repetition of a batch must sort its messages as before, or a message would be in both tables, or in none.
         if table.number < rejected.number and rejected.schema != schema.digest:
             raise SettingsError(
-                f"table {place.text}: its last batch is only in the table of rejected rows: run the job once with the"
-                " former schema, then change it"
+                f"table {table.target.root}: its last batch is only in the table of rejected rows: run the job once"
+                " with the former schema, then change it"
             )
         batches = _Batches(schema, table, rejected)
         try:
