@@ -354,7 +354,10 @@ lists the settings of servers, too.""",
         "`from rmqkit.spark import spark_session`. The jobs are functions that take a session and the path of a store.",
         (
             "rmqkit.spark",
-            *(f"rmqkit.spark.jobs.{job}" for job in "summary audit diff verify rebuild query archive replay".split()),
+            *(
+                f"rmqkit.spark.jobs.{job}"
+                for job in "summary audit diff verify rebuild query archive replay typed_table".split()
+            ),
         ),
     ),
     "arrow": (

@@ -27,6 +27,7 @@ from rmqkit.spark.commands.session import (
     pairs,
     session,
     show,
+    stop_requested,
 )
 
 if TYPE_CHECKING:
@@ -282,6 +283,74 @@ def replay(
     show(done, as_json=as_json)
 
 
+# Long: the function declares and describes its options.
+def table(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to read.")],
+    schema: Annotated[Path, typer.Option(metavar="FILE", help="JSON Schema of the bodies.", show_default=False)],
+    target: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="TARGET",
+            help="Table: PATH or parquet://PATH, delta://PATH, or iceberg://CATALOG/NAMESPACE.TABLE.",
+            show_default=False,
+        ),
+    ],
+    checkpoint: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="Folder of the stream's progress; one for each table.", show_default=False),
+    ],
+    name_server: Annotated[
+        str, typer.Option("--name-servers", metavar="HOST:PORT;...", help="Name servers. (default: NAMESRV_ADDR)")
+    ] = "",
+    is_once: Annotated[
+        bool, typer.Option("--once", help="Stop when the messages that exist at the start are written.")
+    ] = False,
+    interval_s: Annotated[
+        int, typer.Option("--interval", min=0, help="Seconds from one batch to the next; 0 means no pause.")
+    ] = 60,
+    is_compacted: Annotated[
+        bool, typer.Option("--compact", help="Merge the small files of a delta:// table at the end.")
+    ] = False,
+    catalog: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Property of the Iceberg catalog; repeatable.")
+    ] = None,
+    options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-o",
+            "--option",
+            metavar="NAME=VALUE",
+            help="Option of the rocketmq format; repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    master: Master = LOCAL,
+    conf: Conf = None,
+    as_json: Json = False,
+) -> None:
+    """Append the messages of a live topic to a typed table, each once. It runs until Ctrl-C or SIGTERM.
+
+    Messages that do not fit the schema go to a second table, TARGET_rejected, with the reason."""
+    with session("table", master, "", conf, as_json=as_json) as spark, stop_requested() as stop:
+        from rmqkit.spark.jobs.typed_table import write_table
+
+        done = write_table(
+            spark,
+            topic,
+            schema,
+            target,
+            checkpoint,
+            {**({"nameServer": name_server} if name_server else {}), **pairs(options)},
+            is_once=is_once,
+            interval_s=interval_s,
+            catalog=pairs(catalog),
+            is_compacted=is_compacted,
+            stop=stop,
+        )
+    show(done, as_json=as_json)
+
+
 _SHOWN = ("storeTimestamp", "topic", "queueId", "queueOffset", "msgId", "tags", "keys", "body")
 _Path = Annotated[str, typer.Argument(metavar="PATH", help="Store directory, or a folder written by archive.")]
 _RowLimit = Annotated[int | None, typer.Option(min=1, help="Maximum number of rows. (default: 50; all with --json)")]
@@ -353,7 +422,7 @@ def _print_rows(frame: DataFrame, limit: int | None, *, as_json: bool) -> None:
 app = typer.Typer(
     name="pipeline", help="Spark jobs over store directories and topics.", no_args_is_help=True, add_completion=False
 )
-for _command in (summary, audit, diff, verify, rebuild, query, sql, archive, replay):
+for _command in (summary, audit, diff, verify, rebuild, query, sql, archive, replay, table):
     app.command()(_command)
 
 

@@ -113,6 +113,29 @@ def ended_if_interrupted() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def stop_requested() -> Iterator[threading.Event]:
+    """Provide an event that SIGINT and SIGTERM set, so that a stream stops after its batch. A second signal has its
+    usual effect."""
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def request(*_: object) -> None:
+        stop.set()
+        restore()
+
+    for number in before:
+        signal.signal(number, request)
+    try:
+        yield stop
+    finally:
+        restore()
+
+
 def _children() -> set[int]:
     return {int(child) for tasks in Path("/proc/self/task").glob("*/children") for child in tasks.read_text().split()}
 

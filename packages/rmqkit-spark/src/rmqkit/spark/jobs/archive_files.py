@@ -195,7 +195,7 @@ class _OpenFile:
         self._path = path
         whole = f"{folder}/{path}"
         filesystem.create_dir(whole.rpartition("/")[0])
-        self._sink = _CountedSink(filesystem.open_output_stream(whole))
+        self._sink = CountedSink(filesystem.open_output_stream(whole))
         self._metadata: list[Any] = []
         self._bodies_crc = 0 if has_bodies_crc and "body" in schema.names else None
         self._writer = pq.ParquetWriter(
@@ -237,7 +237,7 @@ class _OpenFile:
         )
 
 
-class _CountedSink:
+class CountedSink:
     """A file that Arrow writes to. It counts the written bytes and computes their CRC."""
 
     def __init__(self, stream: Any) -> None:

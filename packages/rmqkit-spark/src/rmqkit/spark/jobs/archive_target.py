@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,7 +36,6 @@ from rmqkit.errors import SettingsError, StoreError, StoreLocked
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.store.files import StoreLock, sync_directory
 
-_FOLDER = "_archive"
 _RUN = re.compile(r"(\d{6,})\.json")
 
 
@@ -84,9 +83,12 @@ Commit = Callable[[Run], None]
 
 
 class Target(Struct, frozen=True):
-    """The folder of an archive: an absolute path, or an address of ``pyarrow.fs`` (`resolve`)."""
+    """The folder of an archive: an absolute path, or an address of ``pyarrow.fs`` (`resolve`). ``folder`` is the
+    folder inside it for manifests, and ``kind`` the word for its contents in errors."""
 
     root: str
+    folder: str = "_archive"
+    kind: str = "archive"
 
     @classmethod
     def of(cls, text: str) -> Target:
@@ -122,33 +124,33 @@ class Target(Struct, frozen=True):
         """Read the manifests of all runs, in order. Return an empty list if the folder is not an archive.
         Raises StoreError: a manifest cannot be read."""
         filesystem = self.filesystem()
-        found = filesystem.get_file_info(pafs.FileSelector(_FOLDER, allow_not_found=True))
+        found = filesystem.get_file_info(pafs.FileSelector(self.folder, allow_not_found=True))
         names = sorted(
             (one.base_name for one in found if _RUN.fullmatch(one.base_name)), key=lambda name: int(name[:-5])
         )
-        return [_load(filesystem, f"{_FOLDER}/{name}", self) for name in names]
+        return [_load(filesystem, f"{self.folder}/{name}", self) for name in names]
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Create the folder and lock it against other runs.
+    def held(self, own: Collection[str] = ()) -> Iterator[None]:
+        """Create the folder and lock it against other runs. ``own`` are names that a new folder may contain.
         Raises SettingsError: the folder contains other files. Raises StoreError: another run has locked the folder."""
         filesystem = self.filesystem()
-        if filesystem.get_file_info(_FOLDER).type is not pafs.FileType.Directory:
-            others = filesystem.get_file_info(pafs.FileSelector("", allow_not_found=True))
-            if others:
+        if filesystem.get_file_info(self.folder).type is not pafs.FileType.Directory:
+            found = filesystem.get_file_info(pafs.FileSelector("", allow_not_found=True))
+            if others := [one for one in found if one.base_name not in own]:
                 raise SettingsError(
-                    f"target {self.root} is not empty ({others[0].base_name}) and no archive: give another folder"
+                    f"target {self.root} is not empty ({others[0].base_name}) and no {self.kind}: give another folder"
                 )
-            filesystem.create_dir(_FOLDER)
+            filesystem.create_dir(self.folder)
         # An object store has no locks: concurrent runs are not prevented there.
         if not self.is_local:
             yield
             return
-        lock = StoreLock(Path(self.root, _FOLDER))
+        lock = StoreLock(Path(self.root, self.folder))
         try:
             lock.acquire()
         except StoreLocked:
-            raise StoreError(f"another run writes to the archive {self.root}: wait for it") from None
+            raise StoreError(f"another run writes to the {self.kind} {self.root}: wait for it") from None
         try:
             yield
         finally:
@@ -158,12 +160,12 @@ class Target(Struct, frozen=True):
         """Return the folder for the unpublished files of a run. The files have the same relative paths there as
         later.
         """
-        return f"{_FOLDER}/staging/{number:06d}"
+        return f"{self.folder}/staging/{number:06d}"
 
     def pending(self) -> list[Run]:
         """Return the run that was killed during its publication, or an empty list. Raises StoreError: see `runs`."""
         filesystem = self.filesystem()
-        found = filesystem.get_file_info(pafs.FileSelector(_FOLDER, allow_not_found=True))
+        found = filesystem.get_file_info(pafs.FileSelector(self.folder, allow_not_found=True))
         return [_load(filesystem, one.path, self) for one in found if one.base_name.endswith(".publishing")]
 
     def recover(self, commit: Commit) -> None:
@@ -175,15 +177,15 @@ class Target(Struct, frozen=True):
     def discard(self) -> None:
         """Delete files that were not published."""
         filesystem = self.filesystem()
-        if filesystem.get_file_info(f"{_FOLDER}/staging").type is pafs.FileType.Directory:
-            filesystem.delete_dir(f"{_FOLDER}/staging")
+        if filesystem.get_file_info(f"{self.folder}/staging").type is pafs.FileType.Directory:
+            filesystem.delete_dir(f"{self.folder}/staging")
 
     def publish(self, run: Run, commit: Commit) -> None:
         """Add the files of a run to the archive. ``commit`` adds the files to the lake's table.
         Raises StoreError: a written file is missing."""
         # Sync the files first: a manifest that survives a power failure must not name empty files.
         self._sync(f"{self.staging(run.number)}/{file.path}" for file in run.files)
-        name = f"{_FOLDER}/{run.number:06d}.publishing"
+        name = f"{self.folder}/{run.number:06d}.publishing"
         filesystem = self.filesystem()
         with filesystem.open_output_stream(f"{name}.tmp") as stream:
             stream.write(msgspec.json.format(msgspec.json.encode(run)))
@@ -191,7 +193,7 @@ class Target(Struct, frozen=True):
         # This name makes the run final, because a later run will finish it. Therefore sync every file before the
         # rename.
         _move(filesystem, f"{name}.tmp", name)
-        self._sync([_FOLDER])
+        self._sync([self.folder])
         self._finish(run, commit)
         self.discard()
 
@@ -213,9 +215,9 @@ class Target(Struct, frozen=True):
         commit(run)
         # Rename last: a run that is killed before the rename is finished again, and the lake's table then already has
         # its number.
-        name = f"{_FOLDER}/{run.number:06d}"
+        name = f"{self.folder}/{run.number:06d}"
         _move(filesystem, f"{name}.publishing", f"{name}.json")
-        self._sync([_FOLDER])
+        self._sync([self.folder])
 
     def _sync(self, paths: Iterable[str]) -> None:
         """Sync files, or the names in folders, to the disk."""

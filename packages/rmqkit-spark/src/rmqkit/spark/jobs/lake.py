@@ -114,7 +114,8 @@ def _iso(time_ms: int) -> str:
 
 def _commit_iceberg(run: Run, target: Target, schema: pa.Schema, given: Mapping[str, str]) -> None:
     name = given.get("table", _TABLE)
-    with _catalog(target, {key: text for key, text in given.items() if key != "table"}) as catalog:
+    own = {"type": "sql", "uri": f"sqlite:///{target.root}/catalog.db", "warehouse": target.uri}
+    with opened_catalog("rmqkit", {key: text for key, text in given.items() if key != "table"} or own) as catalog:
         table = _table(catalog, name, target, schema, run.settings.partition_by)
         if table.location().rstrip("/") != target.uri:
             raise SettingsError(
@@ -131,14 +132,14 @@ def _commit_iceberg(run: Run, target: Target, schema: pa.Schema, given: Mapping[
 
 
 @contextmanager
-def _catalog(target: Target, given: Mapping[str, str]) -> Iterator[Any]:
+def opened_catalog(name: str, properties: Mapping[str, str]) -> Iterator[Any]:
+    """Open an Iceberg catalog. ``properties`` are added to those of its name in pyiceberg's own settings."""
     from pyiceberg.catalog import load_catalog
 
-    own = {"type": "sql", "uri": f"sqlite:///{target.root}/catalog.db", "warehouse": target.uri}
     log = logging.getLogger("pyiceberg.io.pyarrow")  # warns of every column without statistics
     level = log.level
     log.setLevel(logging.ERROR)
-    catalog = load_catalog("rmqkit", **(given or own))
+    catalog = load_catalog(name, **properties)
     try:
         yield catalog
     finally:
