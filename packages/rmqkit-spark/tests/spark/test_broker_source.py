@@ -28,7 +28,7 @@ from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import Tls
 from rmqkit.rpc import BrokerCalls
-from rmqkit.spark import backlog
+from rmqkit.spark import backlog, register
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Range
 from rmqkit.spark.kafka_columns import KAFKA_COLUMNS
 from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, QueuePartition, live_options
@@ -946,11 +946,14 @@ def test_spark_waits_for_enough_messages(
 
 @pytest.mark.skipif(not JAR.exists(), reason="there is no JDK, so there is no catalog")
 def test_a_topic_is_a_table_of_a_catalog(spark: SparkSession, broker: Standalone, orders: str) -> None:
-    spark.conf.set("spark.sql.catalog.live", "rmqkit.spark.RmqCatalog")
-    spark.conf.set("spark.sql.catalog.live.nameServer", broker.namesrv_addr)
-    assert spark.sql(f"select count(*) from live.{orders} where tags = 'even'").first() == (COUNT // 2,)
-    with pytest.raises(Exception, match="catalog live lists topics of a store only"):
-        spark.sql("show tables in live")
+    # A session keeps the first settings of a catalog, and pages of the documents may use this session, too.
+    session = spark.newSession()
+    register(session)
+    session.conf.set("spark.sql.catalog.brokers", "rmqkit.spark.RmqCatalog")
+    session.conf.set("spark.sql.catalog.brokers.nameServer", broker.namesrv_addr)
+    assert session.sql(f"select count(*) from brokers.{orders} where tags = 'even'").first() == (COUNT // 2,)
+    with pytest.raises(Exception, match="catalog brokers lists topics of a store only"):
+        session.sql("show tables in brokers")
 
 
 def test_spark_reports_a_mistake_in_one_line(spark: SparkSession, broker: Standalone) -> None:
