@@ -9,6 +9,7 @@ import gc
 import json
 import logging
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,10 @@ async def test_clients_that_come_and_go_leave_nothing_behind(
         found = []
         for seconds in (30, 60):
             visiting = asyncio.create_task(visits.run(seconds))
-            await asyncio.sleep(seconds - 5)
-            at_work = sizes(caller.endpoint, caller.context)
+            at_work: Counter[str] = Counter()
+            while not visiting.done():
+                await asyncio.sleep(1)
+                at_work |= Counter(sizes(caller.endpoint, caller.context))
             await visiting
             await visits.drain()
             await asyncio.sleep(SILENT_SECONDS)
