@@ -180,6 +180,41 @@ def test_both_readers_fail_with_the_same_error(
         assert _outcome(lambda: _by_java(spark, [Path(folder)], given_options)) == expected
 
 
+def _torn(segment: bytes, at: int) -> bytes:
+    return segment[:at] + bytes(8) + segment[at + 8 :]
+
+
+_SIZE = len(record_at(0))
+
+
+def _older(at: int) -> bytes:
+    return record_at(at, store_timestamp=1_600_000_000_000)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(segment_of([record_at] * 5), id="longer"),
+        pytest.param(segment_of([record_at] * 2), id="shorter"),
+        pytest.param(segment_of([record_at, lambda at: record_at(at, body=b"abc" * 40), record_at]), id="another log"),
+        pytest.param(segment_of([record_at, record_at, lambda at: record_at(at, body=b"HELLO")]), id="another body"),
+        pytest.param(_torn(segment_of([record_at] * 4), 3 * _SIZE), id="damage behind"),
+        pytest.param(_torn(segment_of([record_at] * 4), 1 * _SIZE), id="damage before"),
+        # The rest of a log that a recovery cut begins after damage, with a record that was stored earlier.
+        pytest.param(_torn(segment_of([record_at] * 2 + [_older]), _SIZE), id="an older record in the same place"),
+        pytest.param(_torn(segment_of([record_at] * 3 + [_older]), 2 * _SIZE + 91), id="damage in the last record"),
+    ],
+)
+def test_a_second_read_sees_how_the_newest_file_changed(spark: SparkSession, tmp_path: Path, changed: bytes) -> None:
+    options = {"corruptRecordMode": "report"}
+    _write(tmp_path, [segment_of([record_at] * 3).ljust(_FILE_BYTES, b"\0")])
+    assert len(_rows(_by_java(spark, [tmp_path], options))) == 3
+    (tmp_path / "commitlog" / f"{0:020d}").write_bytes(changed.ljust(_FILE_BYTES, b"\0"))
+    expected = _rows(_by_python(tmp_path, options, []))
+    for _ in range(2):
+        assert _rows(_by_java(spark, [tmp_path], options)) == expected
+
+
 _NUMBERS = ("queueId", "queueOffset", "commitLogOffset")
 
 

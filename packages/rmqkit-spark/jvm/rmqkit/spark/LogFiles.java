@@ -3,6 +3,7 @@ package rmqkit.spark;
 import java.io.IOException;
 import java.io.Serializable;
 import java.io.UncheckedIOException;
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
@@ -11,6 +12,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Comparator;
 import java.util.HashMap;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.zip.CRC32;
@@ -28,12 +30,43 @@ final class LogFiles {
     private static final long TASK_BYTES_MIN = 4 << 20;
     private static final int TASKS_MIN = 16;
     private static final long CLOCK_SLACK_MS = 60_000;
+    private static final int WALKED_MAX = 16;
+
+    /** The last walks over the newest files, by path. A broker only appends, so the next walk continues there. */
+    private static final Map<String, Walked> WALKED = new LinkedHashMap<>() {
+        private static final long serialVersionUID = 1;
+
+        @Override
+        protected boolean removeEldestEntry(Map.Entry<String, Walked> eldest) {
+            return size() > WALKED_MAX;
+        }
+    };
 
     /** One file of the log; {@code base} is the physical offset of its first byte. */
     record Segment(String path, long base, long size) {}
 
     /** A part of a file that begins and ends at records, or at the end of the records. */
     record Split(String path, long base, long low, long high) implements Serializable {}
+
+    /** A walk without damage from the start of a file: the position and the first bytes of its last record. */
+    private record Walked(long last, ByteBuffer head) {
+        static Walked of(LogFile file, long last) {
+            int at = file.load(last, RecordWalk.RECORD_BYTES_MIN);
+            return new Walked(last, ByteBuffer.wrap(Arrays.copyOfRange(file.bytes, at, at + RecordWalk.RECORD_BYTES_MIN)));
+        }
+
+        /** Return where to begin the next walk: at the last record, or at the start of a file that has another record there. */
+        static long resume(LogFile file, long base, long written) {
+            Walked walked;
+            synchronized (WALKED) {
+                walked = WALKED.get(file.path);
+            }
+            boolean isThere = walked != null && walked.last + RecordWalk.RECORD_BYTES_MIN <= written
+                    && walked.equals(of(file, walked.last))
+                    && new RecordWalk(file, base, walked.last, written, 1).run();
+            return isThere ? walked.last : 0;
+        }
+    }
 
     private LogFiles() {}
 
@@ -151,8 +184,9 @@ final class LogFiles {
     }
 
     private static long chainEnd(LogFile file, long base, long written) {
-        RecordWalk walk = new RecordWalk(file, base, 0, written, RecordWalk.ROWS_MAX);
+        RecordWalk walk = new RecordWalk(file, base, Walked.resume(file, base, written), written, RecordWalk.ROWS_MAX);
         boolean damaged = false;
+        boolean isWhole = true;
         long last = -1;
         long end = 0;
         long storedMs = 0;
@@ -166,12 +200,18 @@ final class LogFiles {
             if (damaged && last >= 0 && walk.storedMs(0) < storedMs) {
                 break;
             }
+            isWhole &= !damaged;
             damaged = false;
             int i = walk.count - 1;
             last = walk.positionOf(i);
             end = last + walk.size[i];
             storedMs = walk.storedMs(i);
             complete = isComplete(walk, i);
+        }
+        if (isWhole && complete) {
+            synchronized (WALKED) {
+                WALKED.put(file.path, Walked.of(file, last));
+            }
         }
         return last < 0 ? 0 : complete ? end : last;
     }
