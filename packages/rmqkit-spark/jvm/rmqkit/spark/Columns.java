@@ -66,6 +66,7 @@ final class Columns {
             vector.reset();
             vector.reserve(count);
         }
+        rows.mapped = 0;
     }
 
     /** Write the one row that reports damage. */

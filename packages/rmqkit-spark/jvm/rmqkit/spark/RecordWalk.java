@@ -15,6 +15,7 @@ final class RecordWalk {
     static final int ROWS_MAX = 4096;
     static final int RECORD_BYTES_MIN = 91;
     static final int COMPRESSED = 0x1;
+    static final long EIGHT_SIGNS = 0x8080808080808080L;
     private static final int MAGIC_V1 = 0xDAA320A7;
     private static final int MAGIC_V2 = 0xDAA320AB;
     private static final int BLANK_MAGIC = 0xCBD43194;
@@ -292,7 +293,11 @@ final class RecordWalk {
     }
 
     static boolean isText(byte[] bytes, int from, int length) {
-        for (int i = from; i < from + length; i++) {
+        int i = from;
+        while (i + 8 <= from + length && (LogFile.longAt(bytes, i) & EIGHT_SIGNS) == 0) {
+            i += 8;
+        }
+        for (; i < from + length; i++) {
             if (bytes[i] < 0) {
                 try {
                     StandardCharsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(bytes, from, length));

@@ -19,6 +19,7 @@ final class Rows {
     private static final int TAGS = 0x54414753;
     private static final byte[] UNIQ_KEY = "UNIQ_KEY".getBytes(StandardCharsets.US_ASCII);
     private static final int COMPARED_MAX = 32;
+    private static final long EIGHT_THREES = 0x0303030303030303L;
 
     int count;
     /** The index of the record in its run, and of the message in its inner batch. */
@@ -39,6 +40,9 @@ final class Rows {
     final Texts keys = new Texts();
     final Texts tags = new Texts();
     final Texts uniqueKeys = new Texts();
+
+    /** The number of properties in the map column. */
+    int mapped;
 
     private int entries;
     private int[] nameAt = new int[COMPARED_MAX];
@@ -108,28 +112,39 @@ final class Rows {
         uniqueKeys.length[row] = -1;
         entries = 0;
         byte[] bytes = properties[row];
-        int end = propertiesAt[row] + propertiesBytes[row];
         int from = propertiesAt[row];
-        while (from < end) {
-            int equals = from;
-            while (equals < end && bytes[equals] != NAME_END && bytes[equals] != ENTRY_END) {
-                equals++;
-            }
-            int stop = equals;
-            while (stop < end && bytes[stop] != ENTRY_END) {
-                stop++;
-            }
-            if (equals > from && stop > equals + 1) {
-                note(row, bytes, from, equals, stop);
-                if (map != null) {
-                    addEntry(from, equals, stop);
+        int end = from + propertiesBytes[row];
+        int equals = -1;
+        for (int word = from; word < end; word += 8) {
+            for (long found = separators(bytes, word, end); found != 0; found &= found - 1) {
+                int at = word + Long.numberOfTrailingZeros(found) / 8;
+                if (bytes[at] == ENTRY_END) {
+                    addEntry(row, bytes, from, equals, at);
+                    from = at + 1;
+                    equals = -1;
+                } else if (bytes[at] == NAME_END && equals < 0) {
+                    equals = at;
                 }
             }
-            from = stop + 1;
         }
+        addEntry(row, bytes, from, equals, end);
         if (map != null) {
             append(row, map, bytes);
         }
+    }
+
+    /** Return a bit for each of the next eight bytes that is below 3: the highest bit of its byte, little-endian. */
+    private static long separators(byte[] bytes, int at, int end) {
+        long eight = 0;
+        if (at + 8 <= bytes.length) {
+            eight = Long.reverseBytes(LogFile.longAt(bytes, at));
+        } else {
+            for (int i = end - 1; i >= at; i--) {
+                eight = eight << 8 | bytes[i] & 0xFF;
+            }
+        }
+        long found = ~((eight | RecordWalk.EIGHT_SIGNS) - EIGHT_THREES) & ~eight & RecordWalk.EIGHT_SIGNS;
+        return end - at >= 8 ? found : found & (1L << 8 * (end - at)) - 1;
     }
 
     private void note(int row, byte[] bytes, int from, int equals, int stop) {
@@ -146,7 +161,11 @@ final class Rows {
         }
     }
 
-    private void addEntry(int from, int equals, int stop) {
+    private void addEntry(int row, byte[] bytes, int from, int equals, int stop) {
+        if (equals <= from || stop <= equals + 1) {
+            return;
+        }
+        note(row, bytes, from, equals, stop);
         if (entries == nameAt.length) {
             nameAt = Arrays.copyOf(nameAt, 2 * entries);
             equalsAt = Arrays.copyOf(equalsAt, 2 * entries);
@@ -157,20 +176,25 @@ final class Rows {
         valueEnd[entries++] = stop;
     }
 
+    /** Append the properties to the map column. Both children get the whole string at once, and places in it. */
     private void append(int row, WritableColumnVector map, byte[] bytes) {
         WritableColumnVector names = map.getChild(0);
         WritableColumnVector values = map.getChild(1);
-        int first = names.getElementsAppended();
+        names.reserve(mapped + entries);
+        values.reserve(mapped + entries);
+        int shift = names.arrayData().appendBytes(propertiesBytes[row], bytes, propertiesAt[row]) - propertiesAt[row];
+        int same = values.arrayData().appendBytes(propertiesBytes[row], bytes, propertiesAt[row]) - propertiesAt[row];
+        assert same == shift : "both children have the same bytes";
         Set<Integer> dropped = entries > COMPARED_MAX ? repeatedOfMany(bytes) : null;
-        int kept = 0;
+        int first = mapped;
         for (int i = 0; i < entries; i++) {
             if (dropped == null ? !isRepeated(bytes, i) : !dropped.contains(i)) {
-                names.appendByteArray(bytes, nameAt[i], equalsAt[i] - nameAt[i]);
-                values.appendByteArray(bytes, equalsAt[i] + 1, valueEnd[i] - equalsAt[i] - 1);
-                kept++;
+                names.putArray(mapped, nameAt[i] + shift, equalsAt[i] - nameAt[i]);
+                values.putArray(mapped, equalsAt[i] + 1 + shift, valueEnd[i] - equalsAt[i] - 1);
+                mapped++;
             }
         }
-        map.putArray(row, first, kept);
+        map.putArray(row, first, mapped - first);
     }
 
     /** Return true if a later entry has the same name. */
