@@ -33,7 +33,7 @@ def write_log(root: Path, size: int, body_bytes: int, *, topics: int = TOPICS) -
     last file ends with its last record, the others with a blank."""
     folder = root / "commitlog"
     folder.mkdir(parents=True)
-    template = _template(body_bytes)
+    template = _template(body_bytes, _topic_name(topics))
     count = 0
     for base in range(0, size, SEGMENT_BYTES):
         part_bytes = min(SEGMENT_BYTES, size - base)
@@ -49,10 +49,15 @@ def write_log(root: Path, size: int, body_bytes: int, *, topics: int = TOPICS) -
     return count
 
 
-def _template(body_bytes: int) -> bytes:
+def _topic_name(topics: int) -> bytes:
+    """Return the name of the first topic. All names have the same length."""
+    return f"topic-{0:0{len(str(topics - 1))}d}".encode()
+
+
+def _template(body_bytes: int, topic: bytes) -> bytes:
     properties = {"KEYS": (_KEY % 0).decode(), "UNIQ_KEY": (_UNIQUE_KEY % 0).decode(), "WAIT": "true", "TAGS": "Tag0"}
     return encode_record(
-        topic=b"topic-0", queue_id=0, flag=0, queue_offset=0, physical_offset=0, sys_flag=0, born_timestamp=0,
+        topic=topic, queue_id=0, flag=0, queue_offset=0, physical_offset=0, sys_flag=0, born_timestamp=0,
         born_host=_HOST, store_timestamp=0, store_host=_HOST, reconsume_times=0, prepared_transaction_offset=0,
         body=bytes(body_bytes), properties=encode_properties(properties),
     )  # fmt: skip
@@ -79,7 +84,7 @@ def _records(template: bytes, first: int, count: int, physical_offset: int, topi
     for name, values in fields.items():
         at, width = layout_of(0).positions[name], 4 if name in ("queue_id", "body_crc") else 8
         rows[:, at : at + width] = values.astype(f">i{width}").view("u1").reshape(-1, width)
-    texts = {b"topic-0": numbers % topics, b"Tag0": numbers % 5, _KEY % 0: numbers, _UNIQUE_KEY % 0: numbers}
+    texts = {_topic_name(topics): numbers % topics, b"Tag0": numbers % 5, _KEY % 0: numbers, _UNIQUE_KEY % 0: numbers}
     for text, values in texts.items():
         end = template.index(text, body_end) + len(text)
         for place in range(min(10, text.count(b"0"))):

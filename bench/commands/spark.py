@@ -9,7 +9,8 @@ row  ours                                                compared with
 4    `rebuild` of the consume queues                     a shuffle of one row per message
 5    `verify` of the log                                 ``zlib.crc32`` of the bodies, on one core
 6    a stream from a broker; a batch with 32 rows        a batch read of the same topic; a bound in ms
-7    a scan of a large store; on two cores; memory       of a small store; on one core
+7    a scan of a large store; of many topics; on two     of a small store; of two topics; on one core
+     cores; memory
 ===  ==================================================  ==============================================================
 
 The figures are CPU time of this process, its JVM and the Python workers of the JVM (`interleaved`). Work of a single
@@ -78,6 +79,8 @@ the memory of a JVM."""
 _OVERHEAD_MS = (400, 250)
 _GROWTH_MAX = 1.2
 _CORES_MAX = 1.1
+_WARM_UPS = 3
+_TOPICS_FEW, _TOPICS_MANY = 2, 400
 _TOPIC = "topic-0"
 _QUEUE_COLUMNS = ("topic", "queueId", "queueOffset", "commitLogOffset", "storeSize", "tags")
 
@@ -308,30 +311,41 @@ class _Bench:
         }
 
     def growth(self, gib: int, repeats: int) -> Iterator[Figure]:
-        """Row 7: the cost of a message of a larger store, and of one on a second core."""
+        """Row 7: the cost of a message of a larger store, of one with more topics, and of one on a second core."""
         large, small = self._folder / "large", self._folder / "small"
         self._data["large"] = Data("large", large, write_log(large, gib * sample_store.SEGMENT_BYTES, 1024))
         (small / "commitlog").mkdir(parents=True)
         first = f"{0:020d}"
         (small / "commitlog" / first).hardlink_to(large / "commitlog" / first)
         self._data["small"] = Data("small", small, self._data["large"].count // gib)
+        for name, topics in (("few", _TOPICS_FEW), ("many", _TOPICS_MANY)):
+            root = self._folder / name
+            self._data[name] = Data(name, root, write_log(root, sample_store.SEGMENT_BYTES, 1024, topics=topics))
         self._scan(self._data["small"])()  # so that Java compiles its hot code
         memory_mib: dict[str, list[float]] = {"small": [], "large": []}
         for _ in range(repeats):
-            for master, names in (("local[2]", ("small", "large")), ("local[1]", ("small",))):
+            for master, names in (("local[2]", ("small", "large", "few", "many")), ("local[1]", ("small",))):
                 self._restart(master)
-                self._scan(self._data["small"])()  # the first query of a session costs more
+                for _ in range(_WARM_UPS):  # the first queries of a session cost more
+                    self._scan(self._data["small"])()
                 for name in names:
                     self.rounds.take(f"{master}, {name}", self._scan(self._data[name]))
-                    if master == "local[2]":
+                    if master == "local[2]" and name in memory_mib:
                         memory_mib[name].append(_driver_mib(self.spark))
-        count, bodies = self._data["small"].count, "1K"
-        for what, ours, ours_count, other, bound in (
-            (f"CPU of a message, {gib} GiB / 1 GiB", "local[2], large", count * gib, "local[2], small", _GROWTH_MAX),
-            ("CPU of a message, local[2] / local[1]", "local[2], small", count, "local[1], small", _CORES_MAX),
+        counts, bodies = {name: data.count for name, data in self._data.items()}, "1K"
+        for what, ours, other, bound in (
+            (f"{gib} GiB / 1 GiB", "local[2], large", "local[2], small", _GROWTH_MAX),
+            (f"{_TOPICS_MANY} topics / {_TOPICS_FEW} topics", "local[2], many", "local[2], few", _GROWTH_MAX),
+            ("local[2] / local[1]", "local[2], small", "local[1], small", _CORES_MAX),
         ):
-            ratio = Ratio(_GROWTH_ROW, what, bodies, ours_count, ours, other, bound, 0, at_most=True, other_count=count)
-            yield self.rounds.figure(ratio)
+            ours_count, other_count = (counts[name.split(", ")[1]] for name in (ours, other))
+            yield self.rounds.figure(
+                Ratio(
+                    *(_GROWTH_ROW, f"CPU of a message, {what}", bodies, ours_count, ours, other, bound, 0),
+                    at_most=True,
+                    other_count=other_count,
+                )
+            )
         mib = {name: statistics.median(seen) for name, seen in memory_mib.items()}
         yield {
             "row": _GROWTH_ROW,

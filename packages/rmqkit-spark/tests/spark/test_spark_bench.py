@@ -158,5 +158,5 @@ def test_every_ratio_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_growth_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.commands.sample_store.SEGMENT_BYTES", 1 << 20)
     figures = spark_figures.measure(mib=1, repeats=1, rows=[7], gib=2, directory=tmp_path)
-    assert [figure["row"] for figure in figures] == [7, 7, 7]
+    assert [figure["row"] for figure in figures] == [7, 7, 7, 7]
     assert all(figure["ratio"] > 0 for figure in figures)
