@@ -29,9 +29,10 @@ from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import Tls
 from rmqkit.rpc import BrokerCalls
 from rmqkit.spark import backlog, register
+from rmqkit.spark.broker_format import BrokerTwin
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Range
 from rmqkit.spark.kafka_columns import KAFKA_COLUMNS
-from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, QueuePartition, live_options
+from rmqkit.spark.source.broker import FORMAT, BrokerReader, BrokerStreamReader, QueuePartition, live_options
 from rmqkit.spark.source.store import JAR
 from rmqkit.testing.clock import StandingClock
 from tests.certificates import OPENSSL, REASON, make_certificate
@@ -785,7 +786,7 @@ def appears(reader: BrokerStreamReader, start: dict[str, Any], name: str) -> dic
 
 
 @pytest.mark.skipif(OPENSSL is None, reason=REASON)
-def test_a_user_signs_and_connections_are_encrypted(tmp_path: Path) -> None:
+def test_a_user_signs_and_connections_are_encrypted(spark: SparkSession, tmp_path: Path) -> None:
     own, other = make_certificate(tmp_path, "own"), make_certificate(tmp_path, "other")
     config = tmp_path / "broker.conf"
     config.write_text(
@@ -803,6 +804,9 @@ def test_a_user_signs_and_connections_are_encrypted(tmp_path: Path) -> None:
         given = {"subscribe": "secret", "useTLS": "true", "accessKey": "anna", "brokerPatienceMs": "1"}
         trusting = {**given, "trustCertPath": own.certificate, "secretKey": "secret12"}
         assert numbers(batch(running, **trusting)) == list(range(4))
+        for name in (FORMAT, BrokerTwin.name()):
+            assert load(spark, running, name, **trusting).count() == 4
+            assert load(spark, running, name, **{**trusting, "trustCertPath": ""}).count() == 4
         with pytest.raises(PeerRefused, match="check signature failed"):
             batch(running, **{**trusting, "secretKey": "wrong"})
         with pytest.raises(NoRoute):
@@ -843,13 +847,43 @@ def test_a_group_follows_past_a_broker_that_is_away_for_a_moment_and_a_queue_tha
 # ---------------------------------------------------------------- inside Spark
 
 
-def load(spark: SparkSession, broker: Standalone, **given: str) -> DataFrame:
-    return spark.read.format("rocketmq").options(**options(broker, **given)).load()
+BY_EACH = [FORMAT, BrokerTwin.name()]
+"""The names under which the reader in Java and the one in Python can be used, where the session has the jar."""
 
 
-def test_spark_reads_a_batch(spark: SparkSession, broker: Standalone, orders: str) -> None:
-    counted = load(spark, broker, subscribe=orders, columns="tags,body").groupBy("tags").count().collect()
+@pytest.fixture(autouse=True, scope="module")
+def twin(spark: SparkSession) -> None:
+    if not JAR.exists():
+        spark.dataSource.register(BrokerTwin)
+
+
+def load(spark: SparkSession, broker: Standalone, name: str = FORMAT, **given: str) -> DataFrame:
+    return spark.read.format(name).options(**options(broker, **given)).load()
+
+
+@pytest.mark.parametrize("name", BY_EACH)
+def test_spark_reads_a_batch(spark: SparkSession, broker: Standalone, orders: str, name: str) -> None:
+    counted = load(spark, broker, name, subscribe=orders, columns="tags,body").groupBy("tags").count().collect()
     assert {row["tags"]: row["count"] for row in counted} == {"even": COUNT // 2, "odd": COUNT // 2}
+
+
+@pytest.mark.parametrize("name", BY_EACH)
+def test_spark_reads_a_namespace(spark: SparkSession, broker: Standalone, name: str) -> None:
+    with sync.Producer(f"spark-{name}", broker.namesrv_addr, settings=producing(namespace="shop")) as producer:
+        send(producer, name, 0, 3)
+    frame = load(spark, broker, name, subscribe=name, namespace="shop")
+    assert {row.topic for row in frame.select("topic").collect()} == {f"shop%{name}"}
+
+
+def test_a_batch_is_a_snapshot_at_its_first_action(
+    spark: SparkSession, broker: Standalone, producer: sync.Producer
+) -> None:
+    send(producer, "snapshot", 0, 5)
+    frame = load(spark, broker, subscribe="snapshot")
+    assert frame.count() == 5
+    send(producer, "snapshot", 5, 5)
+    assert frame.select("body").count() == 5
+    assert load(spark, broker, subscribe="snapshot").count() == 10
 
 
 def test_a_job_for_kafka_runs_with_other_options(
@@ -883,8 +917,8 @@ def test_spark_streams_until_nothing_is_left(
 
     behind: list[Any] = []
 
-    def run() -> list[int]:
-        source = spark.readStream.format("rocketmq").options(
+    def run(name: str) -> list[int]:
+        source = spark.readStream.format(name).options(
             **options(broker, subscribe="streamed", startingOffsets="earliest", maxOffsetsPerTrigger="100")
         )
         query = (
@@ -902,12 +936,20 @@ def test_spark_streams_until_nothing_is_left(
         behind.append(json.loads(told.sources[0].latestOffset or "{}"))
         assert set(backlog(told)) == {f"streamed/broker-a/{number}" for number in range(4)}
         assert sum(backlog(told).values()) == 0
+        if name == FORMAT and JAR.exists():
+            assert told.sources[0].metrics == {
+                "minOffsetsBehindLatest": "0",
+                "avgOffsetsBehindLatest": "0.0",
+                "maxOffsetsBehindLatest": "0",
+            }
         return sorted(row.number for row in spark.read.parquet(str(tmp_path / "out")).collect())
 
-    assert run() == list(range(300))
-    send(producer, "streamed", 300, 50)
-    assert run() == list(range(350))
-    assert sum(behind[-1]["streamed"]["broker-a"].values()) == 350
+    # A checkpoint continues with and without the jar.
+    python = BrokerTwin.name()
+    for number, name in enumerate([FORMAT, python, FORMAT]):
+        assert run(name) == list(range(300 + 50 * number))
+        assert sum(behind[-1]["streamed"]["broker-a"].values()) == 300 + 50 * number
+        send(producer, "streamed", 300 + 50 * number, 50)
 
 
 def test_spark_waits_for_enough_messages(

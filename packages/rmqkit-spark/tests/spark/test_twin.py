@@ -126,7 +126,7 @@ def _by_java(spark: SparkSession, roots: list[Path], given_options: dict[str, st
     return frame.toArrow()
 
 
-def _rows(table: pa.Table) -> list[dict[str, Any]]:
+def table_rows(table: pa.Table) -> list[dict[str, Any]]:
     rows = []
     for name in ("bornTimestamp", "storeTimestamp"):  # Python has no times after the year 9999
         if name in table.column_names:
@@ -144,9 +144,9 @@ def _without_library(text: str) -> str:
     return re.sub(r"is damaged: [^;]*|ends in the middle of its stream", "is damaged", text)
 
 
-def _outcome(read: Any) -> object:
+def outcome(read: Any) -> object:
     try:
-        return _rows(read())
+        return table_rows(read())
     except RmqError as error:
         return _without_library(str(error))
     except (PySparkException, Py4JJavaError) as error:
@@ -164,8 +164,8 @@ def test_both_readers_return_the_same_rows(
         roots = [Path(folder, str(number)) for number in range(_STORES)]
         for root, files in zip(roots, stores, strict=True):
             _write(root, files)
-        expected = [row for root in roots for row in _rows(_by_python(root, given_options, []))]
-        assert _rows(_by_java(spark, roots, given_options)) == expected
+        expected = [row for root in roots for row in table_rows(_by_python(root, given_options, []))]
+        assert table_rows(_by_java(spark, roots, given_options)) == expected
 
 
 @given(logs(), _options)
@@ -176,8 +176,8 @@ def test_both_readers_fail_with_the_same_error(
     given_options |= {"corruptRecordMode": "fail", "verifyCrc": "fail"}
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(folder), files)
-        expected = _outcome(lambda: _by_python(Path(folder), given_options, []))
-        assert _outcome(lambda: _by_java(spark, [Path(folder)], given_options)) == expected
+        expected = outcome(lambda: _by_python(Path(folder), given_options, []))
+        assert outcome(lambda: _by_java(spark, [Path(folder)], given_options)) == expected
 
 
 def _torn(segment: bytes, at: int) -> bytes:
@@ -208,11 +208,11 @@ def _older(at: int) -> bytes:
 def test_a_second_read_sees_how_the_newest_file_changed(spark: SparkSession, tmp_path: Path, changed: bytes) -> None:
     options = {"corruptRecordMode": "report"}
     _write(tmp_path, [segment_of([record_at] * 3).ljust(_FILE_BYTES, b"\0")])
-    assert len(_rows(_by_java(spark, [tmp_path], options))) == 3
+    assert len(table_rows(_by_java(spark, [tmp_path], options))) == 3
     (tmp_path / "commitlog" / f"{0:020d}").write_bytes(changed.ljust(_FILE_BYTES, b"\0"))
-    expected = _rows(_by_python(tmp_path, options, []))
+    expected = table_rows(_by_python(tmp_path, options, []))
     for _ in range(2):
-        assert _rows(_by_java(spark, [tmp_path], options)) == expected
+        assert table_rows(_by_java(spark, [tmp_path], options)) == expected
 
 
 _NUMBERS = ("queueId", "queueOffset", "commitLogOffset")
@@ -258,11 +258,11 @@ def test_pushed_filters_and_columns_select_what_spark_selects(spark: SparkSessio
         given_options = {"corruptRecordMode": data.draw(st.sampled_from(["skip", "report"]))}
         everything = _by_python(Path(folder), given_options, [])
         assume(everything.num_rows)  # Spark makes no data frame of an empty table
-        condition = data.draw(_conditions(_rows(everything)))
+        condition = data.draw(_conditions(table_rows(everything)))
         names = data.draw(st.lists(st.sampled_from(everything.column_names), min_size=1, max_size=4, unique=True))
         frame = spark.read.format("rocketmq-store").options(**given_options).load(folder)
         expected = spark.createDataFrame(everything).where(condition).select(*names).toArrow()
-        assert _rows(frame.where(condition).select(*names).toArrow()) == _rows(expected)
+        assert table_rows(frame.where(condition).select(*names).toArrow()) == table_rows(expected)
         assert frame.where(condition).count() == expected.num_rows
 
 

@@ -8,9 +8,14 @@ import org.apache.spark.sql.execution.vectorized.WritableColumnVector;
 import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.StructType;
 
-/** Columns of rows, one loop per column. {@code rmqkit.arrow.kernels.columns} describes the values. */
+/**
+ * Columns of rows, one loop per column. {@code rmqkit.arrow.kernels.columns} and
+ * {@code rmqkit.spark.kafka_columns} describe the values.
+ */
 final class Columns {
     private static final long MS_MAX = Long.MAX_VALUE / 1000;
+    /** Kafka's number for timestamps that the broker sets. */
+    private static final int LOG_APPEND_TIME = 1;
     private static final int QUEUE_ID_AT = 12;
     private static final int FLAG_AT = 16;
     private static final int QUEUE_OFFSET_AT = 20;
@@ -18,7 +23,7 @@ final class Columns {
     private static final int BORN_AT = 40;
     private static final int BORN_HOST_AT = 48;
     private static final byte[] DIGITS = "0123456789ABCDEF".getBytes(StandardCharsets.US_ASCII);
-    private static final List<String> OF_PROPERTIES = List.of("keys", "tags", "msgId", "properties");
+    private static final List<String> OF_PROPERTIES = List.of("keys", "tags", "msgId", "properties", "key", "headers");
 
     private final String[] names;
     private final StoreOptions options;
@@ -26,6 +31,7 @@ final class Columns {
     private final Rows rows;
     private final byte[] brokerName;
     private final OnHeapColumnVector map;
+    private final OnHeapColumnVector headers;
     private final boolean needsProperties;
     private final boolean parses;
     private byte[] hostBytes = {};
@@ -40,6 +46,8 @@ final class Columns {
         brokerName = options.brokerName.isEmpty() ? null : options.brokerName.getBytes(StandardCharsets.UTF_8);
         int at = Arrays.asList(names).indexOf("properties");
         map = at >= 0 && schema.apply(at).dataType() instanceof MapType ? vectors[at] : null;
+        int headersAt = Arrays.asList(names).indexOf("headers");
+        headers = headersAt >= 0 ? vectors[headersAt] : null;
         needsProperties = Arrays.stream(names).anyMatch(OF_PROPERTIES::contains);
     }
 
@@ -47,7 +55,7 @@ final class Columns {
     void readProperties(RecordWalk walk) {
         for (int row = 0; row < rows.count; row++) {
             setProperties(walk, row);
-            rows.parse(row, null);
+            rows.parse(row, null, null, options.reserved);
         }
     }
 
@@ -67,6 +75,7 @@ final class Columns {
             vector.reserve(count);
         }
         rows.mapped = 0;
+        rows.headed = 0;
     }
 
     /** Write the one row that reports damage. */
@@ -86,10 +95,10 @@ final class Columns {
     /** Write all rows. */
     void write(RecordWalk walk) {
         reset(rows.count);
-        if (needsProperties && (parses || map != null)) {
+        if (needsProperties && (parses || map != null || headers != null)) {
             for (int row = 0; row < rows.count; row++) {
                 setProperties(walk, row);
-                rows.parse(row, map);
+                rows.parse(row, map, headers, options.reserved);
             }
         }
         for (int c = 0; c < names.length; c++) {
@@ -107,14 +116,14 @@ final class Columns {
                 }
             }
             case "queueId" -> ints(walk, column, QUEUE_ID_AT, false);
-            case "queueOffset" -> {
+            case "queueOffset", "offset" -> {
                 for (int row = 0; row < rows.count; row++) {
                     column.putLong(row, queueOffset(walk, row));
                 }
             }
             case "commitLogOffset" -> {
                 for (int row = 0; row < rows.count; row++) {
-                    column.putLong(row, walk.base + walk.positionOf(rows.record[row]));
+                    column.putLong(row, walk.offset(rows.record[row]));
                 }
             }
             case "storeSize" -> {
@@ -123,6 +132,14 @@ final class Columns {
                 }
             }
             case "msgId" -> ids(walk, column);
+            case "key" -> {
+                for (int row = 0; row < rows.count; row++) {
+                    rows.put(column, row, rows.keys.length[row] >= 0 ? rows.keys : rows.shardingKeys);
+                }
+            }
+            case "headers" -> {} // written with the properties
+            case "partition" -> column.putInts(0, rows.count, options.partition);
+            case "timestampType" -> column.putInts(0, rows.count, LOG_APPEND_TIME);
             case "keys" -> values(column, rows.keys);
             case "tags" -> values(column, rows.tags);
             case "properties" -> {
@@ -130,7 +147,7 @@ final class Columns {
                     propertyStrings(walk, column);
                 }
             }
-            case "body" -> bodies(walk, column);
+            case "body", "value" -> bodies(walk, column);
             case "flag" -> flags(walk, column);
             case "sysFlag" -> sysFlags(walk, column);
             case "bodyCrc" -> ints(walk, column, CRC_AT, false);
@@ -140,7 +157,7 @@ final class Columns {
                 }
             }
             case "bornHost" -> hosts(walk, column, false);
-            case "storeTimestamp" -> {
+            case "storeTimestamp", "timestamp" -> {
                 for (int row = 0; row < rows.count; row++) {
                     time(column, row, walk.storedMs(rows.record[row]));
                 }
@@ -207,7 +224,7 @@ final class Columns {
         Rows.Texts texts = rows.uniqueKeys;
         for (int row = 0; row < rows.count; row++) {
             if (texts.length[row] >= 0) {
-                column.putByteArray(row, rows.properties[row], texts.at[row], texts.length[row]);
+                rows.put(column, row, texts);
             } else {
                 text(column, row, offsetId(walk, row));
             }
@@ -220,7 +237,7 @@ final class Columns {
         int at = hostAt(walk, i, true);
         int hostBytes = hostBytes(walk, i, true);
         byte[] id = new byte[2 * (hostBytes + 8)];
-        long offset = walk.base + walk.positionOf(i);
+        long offset = walk.offset(i);
         for (int k = 0; k < hostBytes + 8; k++) {
             int octet = k < hostBytes ? walk.file.bytes[at + k] : (int) (offset >> 8 * (hostBytes + 7 - k));
             id[2 * k] = DIGITS[octet >> 4 & 15];
@@ -231,11 +248,7 @@ final class Columns {
 
     private void values(WritableColumnVector column, Rows.Texts texts) {
         for (int row = 0; row < rows.count; row++) {
-            if (texts.length[row] >= 0) {
-                column.putByteArray(row, rows.properties[row], texts.at[row], texts.length[row]);
-            } else {
-                column.putNull(row);
-            }
+            rows.put(column, row, texts);
         }
     }
 

@@ -29,19 +29,32 @@ final class LogFile implements Closeable {
 
     final String path;
     final long size;
-    byte[] bytes = new byte[WINDOW_BYTES];
+    /** The bytes are those of a pulled body: all are in the window. */
+    final boolean isPulled;
+    byte[] bytes;
     private final FileChannel channel;
     private long start;
     private int count;
 
     LogFile(String path) {
         this.path = path;
+        isPulled = false;
+        bytes = new byte[WINDOW_BYTES];
         try {
             channel = FileChannel.open(Path.of(path));
             size = channel.size();
         } catch (IOException error) {
             throw unreadable(path, error);
         }
+    }
+
+    LogFile(String name, byte[] pulled) {
+        path = name;
+        isPulled = true;
+        bytes = pulled;
+        channel = null;
+        size = pulled.length;
+        count = pulled.length;
     }
 
     static StoreError unreadable(String path, IOException error) {
@@ -123,6 +136,9 @@ final class LogFile implements Closeable {
 
     @Override
     public void close() {
+        if (isPulled) {
+            return;
+        }
         try {
             channel.close();
         } catch (IOException error) {

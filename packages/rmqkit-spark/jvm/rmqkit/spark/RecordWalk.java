@@ -3,10 +3,11 @@ package rmqkit.spark;
 import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
 import java.nio.charset.StandardCharsets;
+import rmqkit.errors.Failure;
 
 /**
- * The records of a part of a commit log file, run by run: the JVM's form of {@code rmqkit.store.log.scan}, which
- * describes the format, the checks, and the ends of a chain. Tests hold both equal.
+ * The records of a part of a commit log file, or of a pulled body, run by run: the JVM's form of
+ * {@code rmqkit.store.log.scan}, which describes the format, the checks, and the ends of a chain. Tests hold both equal.
  */
 final class RecordWalk {
     /** The results of {@link #next}. */
@@ -43,6 +44,7 @@ final class RecordWalk {
     String reason;
 
     private long position;
+    private final long low;
     private final long high;
     private final int rowsMax;
     private long lastStoredMs;
@@ -56,8 +58,23 @@ final class RecordWalk {
         this.file = file;
         this.base = base;
         this.position = low;
+        this.low = low;
         this.high = high;
         this.rowsMax = Math.min(rowsMax, ROWS_MAX);
+    }
+
+    /** Return a walk through a pulled body, whose records are contiguous wherever they are in the log. */
+    static RecordWalk ofPulled(byte[] body, int rowsMax) {
+        return new RecordWalk(new LogFile("a pulled body", body), 0, 0, body.length, rowsMax);
+    }
+
+    long bytes() {
+        return high - low;
+    }
+
+    /** The physical offset of the record at an index of the run. */
+    long offset(int index) {
+        return LogFile.longAt(file.bytes, at[index] + 28);
     }
 
     /** The position in the file of the record at an index of the run. */
@@ -93,6 +110,9 @@ final class RecordWalk {
             lastStoredMs = storedMs(count - 1);
             position += at[count - 1] - at[0] + size[count - 1];
             return Found.RUN;
+        }
+        if (file.isPulled) {
+            throw Failure.ofBody("a pulled body of " + high + " bytes has no record at byte " + position);
         }
         if (high - position < BLANK_BYTES) {
             return Found.END;
@@ -146,7 +166,7 @@ final class RecordWalk {
         return (magic == MAGIC_V1 || magic == MAGIC_V2)
                         && length >= RECORD_BYTES_MIN
                         && length <= high - place
-                        && LogFile.longAt(bytes, index + 28) == base + place
+                        && (file.isPulled || LogFile.longAt(bytes, index + 28) == base + place)
                 ? length
                 : 0;
     }

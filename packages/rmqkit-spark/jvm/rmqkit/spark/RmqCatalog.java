@@ -25,8 +25,6 @@ import rmqkit.errors.SettingsError;
  * of a store, otherwise those of the brokers at {@code nameServer}. Further settings are options of the format.
  */
 public final class RmqCatalog implements TableCatalog {
-    private static final String LIVE = "rocketmq";
-
     private String name;
     private Map<String, String> options;
 
@@ -76,7 +74,7 @@ public final class RmqCatalog implements TableCatalog {
         }
         Map<String, String> chosen = new HashMap<>(options);
         chosen.put("topic", topic);
-        TableProvider source = isStore ? new StoreSource() : StoreSource.python(LIVE);
+        TableProvider source = isStore ? new StoreSource() : new LiveSource();
         StructType columns = source.inferSchema(new CaseInsensitiveStringMap(chosen));
         return source.getTable(columns, new Transform[0], chosen);
     }

@@ -18,6 +18,7 @@ final class Rows {
     private static final int KEYS = 0x4B455953;
     private static final int TAGS = 0x54414753;
     private static final byte[] UNIQ_KEY = "UNIQ_KEY".getBytes(StandardCharsets.US_ASCII);
+    private static final byte[] SHARDING_KEY = "__SHARDINGKEY".getBytes(StandardCharsets.US_ASCII);
     private static final int COMPARED_MAX = 32;
     private static final long EIGHT_THREES = 0x0303030303030303L;
 
@@ -33,16 +34,19 @@ final class Rows {
     String[] reason = new String[RecordWalk.ROWS_MAX];
     /** The body could not be decompressed: sysFlag still says that it is compressed. */
     boolean[] isPacked = new boolean[RecordWalk.ROWS_MAX];
-    /** The property string, and the places of three values in it; a length of -1 means that there is no such value. */
+    /** The property string, and the places of four values in it; a length of -1 means that there is no such value. */
     byte[][] properties = new byte[RecordWalk.ROWS_MAX][];
     int[] propertiesAt = new int[RecordWalk.ROWS_MAX];
     int[] propertiesBytes = new int[RecordWalk.ROWS_MAX];
     final Texts keys = new Texts();
     final Texts tags = new Texts();
     final Texts uniqueKeys = new Texts();
+    final Texts shardingKeys = new Texts();
+    private final Texts[] found = {keys, tags, uniqueKeys, shardingKeys};
 
-    /** The number of properties in the map column. */
+    /** The numbers of entries in the map column and in the column of headers. */
     int mapped;
+    int headed;
 
     private int entries;
     private int[] nameAt = new int[COMPARED_MAX];
@@ -84,7 +88,7 @@ final class Rows {
         properties = Arrays.copyOf(properties, capacity);
         propertiesAt = Arrays.copyOf(propertiesAt, capacity);
         propertiesBytes = Arrays.copyOf(propertiesBytes, capacity);
-        for (Texts texts : new Texts[] {keys, tags, uniqueKeys}) {
+        for (Texts texts : found) {
             texts.at = Arrays.copyOf(texts.at, capacity);
             texts.length = Arrays.copyOf(texts.length, capacity);
         }
@@ -102,22 +106,32 @@ final class Rows {
         return new String(bytes, from, length, StandardCharsets.UTF_8).getBytes(StandardCharsets.UTF_8);
     }
 
+    /** Write a value of a row, or null. */
+    void put(WritableColumnVector column, int row, Texts texts) {
+        if (texts.length[row] >= 0) {
+            column.putByteArray(row, properties[row], texts.at[row], texts.length[row]);
+        } else {
+            column.putNull(row);
+        }
+    }
+
     /**
-     * Find the three values of a row, and append all its properties to a map column if there is one. An entry needs a
-     * name and a value; the last of several entries with one name counts.
+     * Find the four values of a row. Append all its properties to a map column if there is one, and those that are not
+     * reserved to a column of Kafka's headers. An entry needs a name and a value; the last of several entries with one
+     * name counts.
      */
-    void parse(int row, WritableColumnVector map) {
-        keys.length[row] = -1;
-        tags.length[row] = -1;
-        uniqueKeys.length[row] = -1;
+    void parse(int row, WritableColumnVector map, WritableColumnVector headers, Set<String> reserved) {
+        for (Texts texts : found) {
+            texts.length[row] = -1;
+        }
         entries = 0;
         byte[] bytes = properties[row];
         int from = propertiesAt[row];
         int end = from + propertiesBytes[row];
         int equals = -1;
         for (int word = from; word < end; word += 8) {
-            for (long found = separators(bytes, word, end); found != 0; found &= found - 1) {
-                int at = word + Long.numberOfTrailingZeros(found) / 8;
+            for (long ends = separators(bytes, word, end); ends != 0; ends &= ends - 1) {
+                int at = word + Long.numberOfTrailingZeros(ends) / 8;
                 if (bytes[at] == ENTRY_END) {
                     addEntry(row, bytes, from, equals, at);
                     from = at + 1;
@@ -129,7 +143,20 @@ final class Rows {
         }
         addEntry(row, bytes, from, equals, end);
         if (map != null) {
-            append(row, map, bytes);
+            int kept = append(row, map.getChild(0), map.getChild(1), mapped, Set.of());
+            map.putArray(row, mapped, kept);
+            mapped += kept;
+        }
+        if (headers != null) {
+            WritableColumnVector header = headers.arrayData();
+            header.reserve(headed + entries);
+            int kept = append(row, header.getChild(0), header.getChild(1), headed, reserved);
+            if (kept == 0) {
+                headers.putNull(row);
+            } else {
+                headers.putArray(row, headed, kept);
+            }
+            headed += kept;
         }
     }
 
@@ -158,6 +185,8 @@ final class Rows {
             }
         } else if (length == UNIQ_KEY.length && Arrays.equals(bytes, from, equals, UNIQ_KEY, 0, length)) {
             uniqueKeys.put(row, equals + 1, stop - equals - 1);
+        } else if (length == SHARDING_KEY.length && Arrays.equals(bytes, from, equals, SHARDING_KEY, 0, length)) {
+            shardingKeys.put(row, equals + 1, stop - equals - 1);
         }
     }
 
@@ -176,25 +205,33 @@ final class Rows {
         valueEnd[entries++] = stop;
     }
 
-    /** Append the properties to the map column. Both children get the whole string at once, and places in it. */
-    private void append(int row, WritableColumnVector map, byte[] bytes) {
-        WritableColumnVector names = map.getChild(0);
-        WritableColumnVector values = map.getChild(1);
-        names.reserve(mapped + entries);
-        values.reserve(mapped + entries);
+    /**
+     * Append the names and values of the entries behind the first {@code count} ones, and return their number. Both
+     * columns get the whole property string at once, and places in it.
+     */
+    private int append(
+            int row, WritableColumnVector names, WritableColumnVector values, int count, Set<String> reserved) {
+        byte[] bytes = properties[row];
+        names.reserve(count + entries);
+        values.reserve(count + entries);
         int shift = names.arrayData().appendBytes(propertiesBytes[row], bytes, propertiesAt[row]) - propertiesAt[row];
         int same = values.arrayData().appendBytes(propertiesBytes[row], bytes, propertiesAt[row]) - propertiesAt[row];
-        assert same == shift : "both children have the same bytes";
+        assert same == shift : "both columns have the same bytes";
         Set<Integer> dropped = entries > COMPARED_MAX ? repeatedOfMany(bytes) : null;
-        int first = mapped;
+        int kept = 0;
         for (int i = 0; i < entries; i++) {
-            if (dropped == null ? !isRepeated(bytes, i) : !dropped.contains(i)) {
-                names.putArray(mapped, nameAt[i] + shift, equalsAt[i] - nameAt[i]);
-                values.putArray(mapped, equalsAt[i] + 1 + shift, valueEnd[i] - equalsAt[i] - 1);
-                mapped++;
+            if ((dropped == null ? !isRepeated(bytes, i) : !dropped.contains(i))
+                    && (reserved.isEmpty() || !reserved.contains(nameOf(bytes, i)))) {
+                names.putArray(count + kept, nameAt[i] + shift, equalsAt[i] - nameAt[i]);
+                values.putArray(count + kept, equalsAt[i] + 1 + shift, valueEnd[i] - equalsAt[i] - 1);
+                kept++;
             }
         }
-        map.putArray(row, first, mapped - first);
+        return kept;
+    }
+
+    private String nameOf(byte[] bytes, int entry) {
+        return new String(bytes, nameAt[entry], equalsAt[entry] - nameAt[entry], StandardCharsets.UTF_8);
     }
 
     /** Return true if a later entry has the same name. */
@@ -214,8 +251,7 @@ final class Rows {
         Map<String, Integer> last = new HashMap<>();
         Set<Integer> repeated = new HashSet<>();
         for (int i = 0; i < entries; i++) {
-            String name = new String(bytes, nameAt[i], equalsAt[i] - nameAt[i], StandardCharsets.UTF_8);
-            Integer before = last.put(name, i);
+            Integer before = last.put(nameOf(bytes, i), i);
             if (before != null) {
                 repeated.add(before);
             }
@@ -234,8 +270,8 @@ final class Rows {
         properties[to] = properties[from];
         propertiesAt[to] = propertiesAt[from];
         propertiesBytes[to] = propertiesBytes[from];
-        keys.put(to, keys.at[from], keys.length[from]);
-        tags.put(to, tags.at[from], tags.length[from]);
-        uniqueKeys.put(to, uniqueKeys.at[from], uniqueKeys.length[from]);
+        for (Texts texts : found) {
+            texts.put(to, texts.at[from], texts.length[from]);
+        }
     }
 }

@@ -50,6 +50,9 @@ final class StoreOptions implements Serializable {
     String brokerName = "";
     long startMs = Long.MIN_VALUE;
     long endMs = Long.MAX_VALUE;
+    /** The number of the queue in Kafka's column, and the names of properties that are no headers. */
+    int partition;
+    Set<String> reserved = Set.of();
 
     /** Return the options, or null if the Python source has to serve or refuse the read. */
     static StoreOptions of(Map<String, String> given) {

@@ -5,6 +5,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Iterator;
 import java.util.List;
+import java.util.function.Supplier;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.execution.vectorized.OnHeapColumnVector;
@@ -12,7 +13,7 @@ import org.apache.spark.sql.vectorized.ColumnarBatch;
 import rmqkit.errors.StoreError;
 
 /**
- * The reader of one task: runs of records become batches of columns.
+ * The reader of one task: runs of records, of a store or of pulled bodies, become batches of columns.
  *
  * <p>Conditions on heads and topics are tested first, then records are unpacked, then conditions on properties are
  * tested, and only the rows that are left are decoded. What a row shows is described at
@@ -26,7 +27,7 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
 
     private final StoreTable.Plan plan;
     private final StoreOptions options;
-    private final Iterator<LogFiles.Split> splits;
+    private final Supplier<RecordWalk> walks;
     private final List<Condition> ofOptions;
     private final List<Condition> ofRecords = new ArrayList<>();
     private final List<Condition> ofRows = new ArrayList<>();
@@ -38,19 +39,19 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
     private final OnHeapColumnVector[] vectors;
     private final ColumnarBatch batch;
     private RecordWalk walk;
-    private LogFiles.Split split;
     private int cursor;
     private long left;
     private long bytesRead;
     private long bytesSkipped;
 
-    StoreReader(List<LogFiles.Split> splits, StoreTable.Plan plan) {
+    /** Read the records of walks until the supplier returns null. */
+    StoreReader(Supplier<RecordWalk> walks, StoreTable.Plan plan) {
         this.plan = plan;
         this.options = plan.options();
-        this.splits = splits.iterator();
+        this.walks = walks;
         this.left = plan.limit();
         List<String> names = Arrays.asList(plan.columns().fieldNames());
-        needsBodies = names.contains("body");
+        needsBodies = names.contains("body") || names.contains("value");
         needsTopics = names.contains("topic");
         ofOptions = conditions(options);
         for (Condition condition : plan.conditions()) {
@@ -62,6 +63,11 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
         vectors = OnHeapColumnVector.allocateColumns(Math.min(options.batchRows, RecordWalk.ROWS_MAX), plan.columns());
         batch = new ColumnarBatch(vectors);
         columns = new Columns(plan.columns(), options, vectors, rows, !testsProperties);
+    }
+
+    static StoreReader ofSplits(List<LogFiles.Split> splits, StoreTable.Plan plan) {
+        Iterator<LogFiles.Split> left = splits.iterator();
+        return new StoreReader(() -> left.hasNext() ? open(left.next(), plan.options().batchRows) : null, plan);
     }
 
     private static List<Condition> conditions(StoreOptions options) {
@@ -92,10 +98,11 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
                 continue;
             }
             if (walk == null) {
-                if (!splits.hasNext()) {
+                walk = walks.get();
+                if (walk == null) {
                     return false;
                 }
-                open(splits.next());
+                bytesRead += walk.bytes();
             }
             switch (walk.next()) {
                 case RUN:
@@ -114,23 +121,21 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
         return false;
     }
 
-    private void open(LogFiles.Split next) {
-        split = next;
+    private static RecordWalk open(LogFiles.Split split, int rowsMax) {
         LogFile file = new LogFile(split.path());
         if (file.size < split.high()) {
             file.close();
             throw new StoreError(split.path() + " has " + file.size + " bytes, " + split.high()
                     + " when the query was planned: load it again");
         }
-        bytesRead += split.high() - split.low();
-        walk = new RecordWalk(file, split.base(), split.low(), split.high(), options.batchRows);
-        cursor = 0;
+        return new RecordWalk(file, split.base(), split.low(), split.high(), rowsMax);
     }
 
     private void closeFile() {
         if (walk != null) {
             walk.file.close();
             walk = null;
+            cursor = 0;
         }
     }
 
@@ -153,8 +158,8 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
     }
 
     private StoreError damaged(long position, String reason) {
-        return new StoreError(split.path() + ": damage at byte " + position + " (commitLogOffset "
-                + (split.base() + position) + "): " + reason
+        return new StoreError(walk.file.path + ": damage at byte " + position + " (commitLogOffset "
+                + (walk.base + position) + "): " + reason
                 + "; corruptRecordMode=skip reads on, report shows it in rows");
     }
 
@@ -198,7 +203,7 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
             boolean met = switch (condition.column()) {
                 case "topic" -> condition.meets(walk.file.bytes, walk.topicAt[i], walk.topicBytes[i]);
                 case "queueId" -> condition.meets(LogFile.intAt(walk.file.bytes, walk.at[i] + 12));
-                case "commitLogOffset" -> condition.meets(walk.base + walk.positionOf(i));
+                case "commitLogOffset" -> condition.meets(walk.offset(i));
                 case "storeTimestamp" -> meetsMs(condition, walk.storedMs(i));
                 default -> meetsMs(condition, LogFile.longAt(walk.file.bytes, walk.at[i] + 40));
             };
@@ -220,8 +225,8 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
         }
         if (options.verifyCrc.equals("fail")) {
             long position = walk.positionOf(i);
-            throw new StoreError(split.path() + ": the body at byte " + position + " (commitLogOffset "
-                    + (split.base() + position) + ") does not match its CRC; verifyCrc=drop leaves such messages out,"
+            throw new StoreError(walk.file.path + ": the body at byte " + position + " (commitLogOffset "
+                    + (walk.base + position) + ") does not match its CRC; verifyCrc=drop leaves such messages out,"
                     + " column marks them");
         }
         return options.verifyCrc.equals("column");

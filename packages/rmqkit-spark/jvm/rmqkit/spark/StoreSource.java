@@ -53,7 +53,7 @@ public final class StoreSource implements TableProvider, DataSourceRegister {
     }
 
     /** Return the options of a read. The properties of a new table of a catalog hold its options. */
-    private static Map<String, String> options(Map<String, String> given) {
+    static Map<String, String> options(Map<String, String> given) {
         if (!given.containsKey(NEW_TABLE)) {
             return given;
         }
@@ -75,7 +75,7 @@ public final class StoreSource implements TableProvider, DataSourceRegister {
     /** Return a source in Python; a new one for each read, because it keeps the options of its first one. */
     static PythonDataSourceV2 python(String name) {
         if (!SparkSession.active().sessionState().dataSourceManager().dataSourceExists(name)) {
-            throw new SettingsError(NAME + ": an option is wrong or needs the Python source: call"
+            throw new SettingsError(name.replace("-python", "") + ": the read needs the Python source: call"
                     + " rmqkit.spark.register(spark) first");
         }
         PythonDataSourceV2 source = new PythonDataSourceV2();

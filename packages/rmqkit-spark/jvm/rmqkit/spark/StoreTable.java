@@ -1,6 +1,5 @@
 package rmqkit.spark;
 
-import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
@@ -20,9 +19,6 @@ import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.Statistics;
-import org.apache.spark.sql.connector.read.SupportsPushDownFilters;
-import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
-import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsReportStatistics;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.sources.Filter;
@@ -60,6 +56,10 @@ final class StoreTable implements SupportsRead {
 
     @Override
     public Column[] columns() {
+        return columns(schema);
+    }
+
+    static Column[] columns(StructType schema) {
         return Arrays.stream(schema.fields())
                 .map(field -> Column.create(field.name(), field.dataType(), field.nullable()))
                 .toArray(Column[]::new);
@@ -110,48 +110,9 @@ final class StoreTable implements SupportsRead {
         }
     }
 
-    private final class Builder
-            implements ScanBuilder, SupportsPushDownRequiredColumns, SupportsPushDownFilters, SupportsPushDownLimit {
-        private StructType required = schema;
-        private Filter[] pushed = {};
-        private final List<Condition> conditions = new ArrayList<>();
-        private int limit = Integer.MAX_VALUE;
-
-        @Override
-        public void pruneColumns(StructType columns) {
-            required = columns;
-        }
-
-        @Override
-        public Filter[] pushFilters(Filter[] filters) {
-            List<Filter> kept = new ArrayList<>();
-            for (Filter filter : filters) {
-                Condition condition = Condition.of(filter);
-                if (condition != null) {
-                    conditions.add(condition);
-                }
-                if (condition == null || options == null) {
-                    kept.add(filter);
-                }
-            }
-            pushed = Arrays.stream(filters).filter(filter -> !kept.contains(filter)).toArray(Filter[]::new);
-            return kept.toArray(Filter[]::new);
-        }
-
-        @Override
-        public Filter[] pushedFilters() {
-            return pushed;
-        }
-
-        @Override
-        public boolean pushLimit(int count) {
-            limit = count;
-            return options != null;
-        }
-
-        @Override
-        public boolean isPartiallyPushed() {
-            return true; // each task stops after so many rows
+    private final class Builder extends PushDowns {
+        Builder() {
+            super(schema, options != null);
         }
 
         @Override
@@ -164,7 +125,7 @@ final class StoreTable implements SupportsRead {
                         .newScanBuilder(new CaseInsensitiveStringMap(narrowed))
                         .build();
             }
-            return new StoreScan(new Plan(options, required, List.copyOf(conditions), limit), pushed);
+            return new StoreScan(plan(options), pushed);
         }
 
         /** Return the options, with those that say what the conditions say. Spark tests the conditions again. */
@@ -184,7 +145,13 @@ final class StoreTable implements SupportsRead {
 
     /** All that a task needs to know of a read. */
     record Plan(StoreOptions options, StructType columns, List<Condition> conditions, int limit)
-            implements java.io.Serializable {}
+            implements java.io.Serializable {
+        /** Return the text that EXPLAIN shows for pushed filters and a limit. */
+        String shown(Filter[] pushed) {
+            return " PushedFilters: " + Arrays.toString(pushed)
+                    + (limit == Integer.MAX_VALUE ? "" : ", PushedLimit: " + limit);
+        }
+    }
 
     /** The splits that one task reads. */
     record Part(List<LogFiles.Split> splits) implements InputPartition {}
@@ -203,7 +170,11 @@ final class StoreTable implements SupportsRead {
 
         @Override
         public PartitionReader<ColumnarBatch> createColumnarReader(InputPartition partition) {
-            return new StoreReader(((Part) partition).splits(), plan);
+            if (partition instanceof LiveTask task) {
+                Plan ofTask = task.plan(plan);
+                return new StoreReader(new Pulls(task, ofTask.options().batchRows), ofTask);
+            }
+            return StoreReader.ofSplits(((Part) partition).splits(), plan);
         }
     }
 
@@ -223,8 +194,7 @@ final class StoreTable implements SupportsRead {
 
         @Override
         public String description() {
-            return name() + " PushedFilters: " + Arrays.toString(pushed)
-                    + (plan.limit() == Integer.MAX_VALUE ? "" : ", PushedLimit: " + plan.limit());
+            return name() + plan.shown(pushed);
         }
 
         @Override

@@ -64,3 +64,12 @@ class BrokerSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
         """Make a writer of the rows of a stream."""
         return StreamWriter(sink_options(self.options, schema, overwrite=overwrite))
+
+
+class BrokerTwin(BrokerSource):
+    """The same format under another name, for reads that Python plans and for writes (``jvm/LiveSource.java``)."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name that the reader in the JVM looks up."""
+        return f"{FORMAT}-python"

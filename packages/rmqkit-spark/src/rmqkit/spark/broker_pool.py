@@ -14,7 +14,7 @@ import functools
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -22,9 +22,10 @@ from rmqkit.client.runtime.process import portal
 from rmqkit.client.runtime.routes import MASTER_ID
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
-from rmqkit.errors import BodyError, NoRoute, PeerRefused, RemotingError, RmqError
+from rmqkit.errors import REMEDIES, BodyError, NoRoute, PeerRefused, RemotingError, RmqError
 from rmqkit.filter import subscription
 from rmqkit.protocol.codes import RequestCode, ResponseCode
+from rmqkit.protocol.names import with_namespace
 from rmqkit.protocol.record import INNER_BATCH
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
@@ -318,6 +319,29 @@ class BrokerPool:
         # one chunk.
         while (body := self._portal.run(functools.partial(anext, pieces, b""))) != b"":
             yield body
+
+    def pull_options(self, queue: MessageQueue) -> dict[str, Any]:
+        """Return all that another client needs to pull from a queue as this pool does, as plain values."""
+        options, namespace = self._options, self._options.namespace
+        wanted = subscription(queue.topic, options.expression, expression_type=options.expression_type)
+        known = self._runtime.routes.any_address(queue.broker_name)
+        return {
+            "nameServers": list(self._runtime.name_servers),
+            "address": "" if known is None else known[1],
+            "topicName": with_namespace(namespace, queue.topic),
+            "group": with_namespace(namespace, options.commit_group or options.group),
+            "expression": wanted.sub_string,
+            "expressionType": wanted.expression_type,
+            "accessKey": options.access_key,
+            "secretKey": options.secret_key,
+            "useTls": options.use_tls,
+            "trusted": options.trusted,
+            "pullCount": options.pull_count,
+            "pullTimeoutMs": options.pull_timeout_ms,
+            "patienceMs": options.patience_ms,
+            "failOnDataLoss": options.fail_on_data_loss,
+            "remedies": REMEDIES,
+        }
 
     def report(self, lost: DataLost) -> None:
         """Raise DataLost for lost messages if ``failOnDataLoss`` is set, otherwise log the loss."""

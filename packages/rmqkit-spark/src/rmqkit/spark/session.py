@@ -29,7 +29,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from rmqkit.errors import SettingsError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 
 _SOCKET_TIMEOUT_S = 120
@@ -188,7 +189,7 @@ def register(spark: SparkSession) -> None:
 
     # Imported here because sources are subclasses of PySpark's classes, and this module must be importable without
     # PySpark to report that PySpark is missing.
-    from rmqkit.spark.broker_format import BrokerSource
+    from rmqkit.spark.broker_format import BrokerSource, BrokerTwin
     from rmqkit.spark.source.archive import ArchiveSource
     from rmqkit.spark.source.store import JAR, StoreSource, StoreTwin
     from rmqkit.spark.source.tasks import TaskSource
@@ -198,17 +199,19 @@ def register(spark: SparkSession) -> None:
         # is another one, and the registration would fail.
         jvm: Any = spark._jvm
         jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)
-    for source in (BrokerSource, ArchiveSource, TaskSource):
-        spark.dataSource.register(source)
-    try:
-        spark.dataSource.register(StoreSource)
-    except AnalysisException as error:
-        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
-            raise
-        spark.dataSource.register(StoreTwin)
-        _log.info("%s: Spark reads stores in the JVM", StoreSource.name())
-    else:
-        _log.info("%s: Spark reads stores with Python: %s is not among spark.jars", StoreSource.name(), JAR)
+    spark.dataSource.register(ArchiveSource)
+    spark.dataSource.register(TaskSource)
+    pairs: Sequence[tuple[type[DataSource], type[DataSource]]] = ((StoreSource, StoreTwin), (BrokerSource, BrokerTwin))
+    for source, twin in pairs:
+        try:
+            spark.dataSource.register(source)
+        except AnalysisException as error:
+            if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+                raise
+            spark.dataSource.register(twin)
+            _log.info("%s: Spark reads it in the JVM", source.name())
+        else:
+            _log.info("%s: Spark reads it with Python: %s is not among spark.jars", source.name(), JAR)
 
 
 def check_pyspark() -> None:

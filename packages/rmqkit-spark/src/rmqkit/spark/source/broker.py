@@ -13,6 +13,8 @@ class                    runs in
 ``read`` of both         the executors' Python workers: pull a range of a queue, and decode it like store files
 =======================  =============================================================================================
 
+With the package's jar, tasks do not call ``read``: ``jvm/Pulls.java`` pulls and decodes the same ranges in the JVM.
+
 The options have the names of Spark's Kafka source if it has the option (``docs/spark-options.md`` compares them). Only
 the checkpoint defines a stream's progress; with ``commitOffsetsToGroup`` the brokers store it, too. A queue that is
 created while a stream runs is read from its first message.
@@ -55,6 +57,7 @@ from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import NoRoute, SettingsError
 from rmqkit.filter import TAG, subscription
 from rmqkit.protocol.names import TOOLS_GROUP
+from rmqkit.protocol.properties import RESERVED_NAMES
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Mark, Offsets, Range, broker_pool, wanted_topics
 from rmqkit.spark.failures import CHECKPOINT_REMEDY
@@ -94,11 +97,28 @@ class Place(Struct, frozen=True):
 
 
 class QueuePartition(InputPartition):
-    """A range of a queue that a task reads, and the number of the queue in the column ``partition``."""
+    """A range of a queue that a task reads, and the number of the queue in the column ``partition``.
 
-    def __init__(self, value: Range, number: int) -> None:
+    The pickled form has only plain values: ``jvm/LiveTask.java`` decodes it without Python. ``pull`` is the part that
+    only this reader needs.
+    """
+
+    def __init__(self, value: Range, number: int, pull: Mapping[str, Any]) -> None:
         super().__init__(value)
         self.number = number
+        self.pull = pull
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the range, and the options of the pulls, as plain values."""
+        part, queue = self.value, self.value.queue
+        place = {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id}
+        return {"low": part.low, "high": part.high, "pull": {**self.pull, **place, "partition": self.number}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore the partition in a Python worker."""
+        pull = state["pull"]
+        queue = MessageQueue(pull["topic"], pull["brokerName"], pull["queueId"])
+        self.value, self.number, self.pull = Range(queue, state["low"], state["high"]), pull["partition"], pull
 
 
 class _Reading:
@@ -116,8 +136,10 @@ class _Reading:
         assert part.low < part.high, "a task has messages to read"
         options = self._options
         columns = tuple(read_columns(options, self._names))
+        number = partition.number if isinstance(partition, QueuePartition) else 0
+        is_kafka = options.column_names is ColumnNames.KAFKA
         plan = ReadPlan(
-            columns=sources(columns) if isinstance(partition, QueuePartition) else columns,
+            columns=sources(columns) if is_kafka else columns,
             decompress=options.decompress,
             unwrap=options.unwrap,
             broker_name=part.queue.broker_name,
@@ -127,7 +149,7 @@ class _Reading:
         names = [column.name for column in columns]
         for body in broker_pool(options).bodies(part):
             for batch in decode_pulled(body, plan, part.low, part.high):
-                yield to_kafka(batch, names, partition.number) if isinstance(partition, QueuePartition) else batch
+                yield to_kafka(batch, names, number) if is_kafka else batch
 
     def _pool(self) -> BrokerPool:
         return broker_pool(self._options)
@@ -141,13 +163,25 @@ class _Reading:
         """Plan the tasks that read some of the queues."""
         options = self._options
         parts = list(ranges(start, end, parts_min=options.partitions_min, count_max=options.records_max))
-        if options.column_names is not ColumnNames.KAFKA:
-            return [InputPartition(part) for part in parts]
         known = set(queues)
-        if options.assigned:  # the other queues of a topic have numbers, too
+        is_kafka = options.column_names is ColumnNames.KAFKA
+        if is_kafka and options.assigned:  # the other queues of a topic have numbers, too
             known.update(self._pool().queues({part.queue.topic for part in parts}))
-        numbers = numbered(known)
-        return [QueuePartition(part, numbers[part.queue]) for part in parts]
+        numbers = numbered(known) if is_kafka else {}
+        return [QueuePartition(part, numbers.get(part.queue, 0), self._pull(part.queue)) for part in parts]
+
+    def _pull(self, queue: MessageQueue) -> dict[str, Any]:
+        """Return the options for pulls of a queue, for the reader in Java."""
+        options = self._options
+        is_kafka = options.column_names is ColumnNames.KAFKA
+        return {
+            **self._pool().pull_options(queue),
+            "tags": sorted(_tags(options, queue.topic)),
+            "reserved": sorted(RESERVED_NAMES) if is_kafka else [],
+            "decompress": options.decompress,
+            "unwrap": options.unwrap,
+            "batchRows": options.batch_rows,
+        }
 
     def _started(self, bounds: Mapping[MessageQueue, Bounds], default: str) -> Offsets:
         """Return the start offsets that the options demand."""
