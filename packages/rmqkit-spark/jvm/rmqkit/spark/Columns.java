@@ -8,7 +8,7 @@ import org.apache.spark.sql.execution.vectorized.WritableColumnVector;
 import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.StructType;
 
-/** Columns of rows, one loop per column. {@code rmqkit.arrow.kernels.columns} describes the values. */
+/** Columns of rows, one loop per column. {@code rmqkit.store.kernels.columns} describes the values. */
 final class Columns {
     private static final long MS_MAX = Long.MAX_VALUE / 1000;
     private static final int QUEUE_ID_AT = 12;

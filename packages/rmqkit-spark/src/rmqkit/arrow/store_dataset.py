@@ -27,12 +27,12 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from rmqkit.arrow.fs import Segment, find_segments
-from rmqkit.arrow.kernels.batch import topics_of
 from rmqkit.arrow.options import OffsetsFrom
 from rmqkit.arrow.plan import INDEX_SLOT_COUNT, SPLIT_BYTES, plan_parts, read_part
 from rmqkit.arrow.reader import CLOCK_SLACK_US, ReadPlan, first_stored
 from rmqkit.arrow.schema import CORRUPT_COLUMN, MESSAGE_COLUMNS, Column, arrow_schema, choose
 from rmqkit.errors import RmqError
+from rmqkit.store.kernels.batch import topics_of
 from rmqkit.store.log.scan import Records
 
 _PAIRS_MAX = 1 << 20
