@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.fs as pafs
+from msgspec import Struct
 
-from rmqkit.arrow.fs import RemotePath, filesystem_at, resolve
-from rmqkit.arrow.options import CorruptRecords
+from rmqkit.arrow.fs import RemotePath, Segment, filesystem_at, resolve
 from rmqkit.arrow.reader import Condition, ReadPlan
 from rmqkit.arrow.schema import CORRUPT_COLUMN, MESSAGE_COLUMNS, arrow_schema
 from rmqkit.errors import StoreError
@@ -29,29 +29,37 @@ from rmqkit.store.archive.identity import identity_in
 from rmqkit.store.archive.places import Place, place_at
 from rmqkit.store.archive.verify import found_in
 
-__all__ = ["read_archive"]
+__all__ = ["ArchivedFile", "plan_archive", "read_archived"]
 
+_OFFSET_MAX = 2**63 - 1
 _SCHEMA = arrow_schema([*MESSAGE_COLUMNS, CORRUPT_COLUMN])
 
 
-def read_archive(
-    archive: str, root: str, log_begin: int, plan: ReadPlan, wanted: pc.Expression | None
-) -> Iterator[pa.RecordBatch]:
-    """Return batches of the archived messages before the beginning of a log that meet a plan and a filter. The segments
-    are listed before the first batch is read.
+class ArchivedFile(Struct, frozen=True):
+    """A segment to read: the archive, the name of the segment, and the beginning of the log, from which on the log has
+    the messages."""
+
+    archive: str
+    name: str
+    log_begin: int
+
+
+def plan_archive(archive: str, root: str, segments: Sequence[Segment], *, is_strict: bool) -> list[ArchivedFile]:
+    """Return the segments with messages from before the beginning of a log, oldest first.
 
     Args:
         archive: folder or address of the segments of one broker.
         root: the store of the log. Segments of other logs are omitted.
+        segments: the files of the log.
+        is_strict: whether damaged and missing segments are errors.
 
     Raises:
-        StoreError: the archive has no segments of the log, a segment is damaged, or some are missing before the log
-            begins and the plan does not skip damage.
+        StoreError: the archive has no segments of the log, or a segment is damaged or missing.
         OSError: the archive cannot be reached.
     """
-    place = place_at(archive)
-    segments = _segments(place, root, log_begin, is_strict=plan.corrupt_records is CorruptRecords.FAIL)
-    return _rows(archive, place, [one.name for one in segments], _filter(plan, log_begin, wanted), plan)
+    log_begin = segments[0].base_offset if segments else _OFFSET_MAX
+    found = _segments(place_at(archive), root, log_begin, is_strict=is_strict)
+    return [ArchivedFile(archive, one.name, log_begin) for one in found]
 
 
 def _segments(place: Place, root: str, log_begin: int, *, is_strict: bool) -> list[Found]:
@@ -67,7 +75,8 @@ def _segments(place: Place, root: str, log_begin: int, *, is_strict: bool) -> li
     if found and not own:
         raise StoreError(f"archive {place} is of log {found[0].directory.log}, and store {root} has log {log_id}")
     own = [one for one in own if one.directory.start < log_begin]
-    bounds = [*((one.directory.start, one.directory.end) for one in own), (log_begin, log_begin)]
+    bounds = [(one.directory.start, one.directory.end) for one in own]
+    bounds += [(log_begin, log_begin)] if log_begin < _OFFSET_MAX else []
     for (_, end), (start, _) in itertools.pairwise(bounds):
         if end < start and is_strict:
             raise StoreError(f"archive {place} and the log lack the bytes from {end} to {start}; {repair}")
@@ -97,23 +106,21 @@ def _expression(condition: Condition) -> pc.Expression:
     return field >= values[0] if condition.kind == "GreaterThanOrEqual" else field < values[0]
 
 
-def _rows(
-    archive: str, place: Place, names: list[str], wanted: pc.Expression, plan: ReadPlan
-) -> Iterator[pa.RecordBatch]:
-    if not names:
-        return
-    is_remote = isinstance(resolve(archive), RemotePath)
+def read_archived(file: ArchivedFile, plan: ReadPlan, wanted: pc.Expression | None = None) -> Iterator[pa.RecordBatch]:
+    """Read the messages of a segment that meet a plan and a filter. Raises StoreError: the segment is damaged or was
+    deleted."""
+    path = resolve(file.archive)
     filesystem: Any
-    filesystem, folder = filesystem_at(archive) if is_remote else (pafs.LocalFileSystem(), resolve(archive))
+    filesystem, folder = filesystem_at(path.root) if isinstance(path, RemotePath) else (pafs.LocalFileSystem(), path)
     options = pads.ParquetFragmentScanOptions(page_checksum_verification=True)
     format_ = pads.ParquetFileFormat(default_fragment_scan_options=options)
-    paths = [f"{folder}/{name}" for name in names]
-    segments = pads.dataset(paths, schema=_SCHEMA, format=format_, filesystem=filesystem)
-    schema = arrow_schema(plan.columns)
+    schema, condition = arrow_schema(plan.columns), _filter(plan, file.log_begin, wanted)
     try:
-        for batch in segments.to_batches(columns=schema.names, filter=wanted, batch_readahead=2, fragment_readahead=1):
+        rows = pads.dataset([f"{folder}/{file.name}"], schema=_SCHEMA, format=format_, filesystem=filesystem)
+        for batch in rows.to_batches(columns=schema.names, filter=condition, batch_readahead=2):
             if len(batch):
                 yield batch.cast(schema)
     except (OSError, pa.ArrowInvalid) as error:
         reason = " ".join(str(error).split())
-        raise StoreError(f"archive {place}: {reason}; run: rmq archive verify {place}") from None
+        shown = str(path)
+        raise StoreError(f"archive {shown}: {reason}; run: rmq archive verify {shown}") from None

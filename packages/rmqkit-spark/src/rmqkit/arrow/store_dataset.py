@@ -27,9 +27,9 @@ import pyarrow.fs as pafs
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from rmqkit.arrow.archived import read_archive
+from rmqkit.arrow.archived import plan_archive, read_archived
 from rmqkit.arrow.fs import Segment, find_segments
-from rmqkit.arrow.options import OffsetsFrom
+from rmqkit.arrow.options import CorruptRecords, OffsetsFrom
 from rmqkit.arrow.plan import INDEX_SLOT_COUNT, SPLIT_BYTES, plan_parts, read_part
 from rmqkit.arrow.reader import CLOCK_SLACK_US, ReadPlan, first_stored
 from rmqkit.arrow.schema import CORRUPT_COLUMN, MESSAGE_COLUMNS, Column, arrow_schema, choose
@@ -38,7 +38,6 @@ from rmqkit.store.kernels.batch import topics_of
 from rmqkit.store.log.scan import Records
 
 _PAIRS_MAX = 1 << 20
-_OFFSET_MAX = 2**63 - 1
 _TIME = pa.timestamp("us", tz="UTC")
 _NOWHERE = pafs.LocalFileSystem()
 _FORMAT = pads.IpcFileFormat()
@@ -132,10 +131,9 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         # A batch without columns has no rows, so read the cheapest column.
         plan = replace(self._plan, columns=tuple(needed or [_cheapest(self._columns)]))
         segments = find_segments(self._root, self._log_paths)
-        archived: Iterator[pa.RecordBatch] = iter(())
-        if self._archive:
-            log_begin = segments[0].base_offset if segments else _OFFSET_MAX
-            archived = read_archive(self._archive, self._root, log_begin, plan, wanted)
+        is_strict = plan.corrupt_records is CorruptRecords.FAIL
+        files = plan_archive(self._archive, self._root, segments, is_strict=is_strict) if self._archive else []
+        archived = itertools.chain.from_iterable(read_archived(file, plan, wanted) for file in files)
         if wanted is not None:
             plan = replace(plan, choose=_Pairs(wanted).choose)
             segments = _within(segments, wanted)
