@@ -189,6 +189,22 @@ def test_a_changed_byte_is_passed_over_with_an_error_and_nothing_wrong_is_read(t
         assert damaged or share >= 0.9  # tables and the footer of Parquet, which this read does not use
 
 
+def test_no_flipped_bit_makes_wrong_bytes(tmp_path, caplog):
+    with one_segment(tmp_path) as (path, archive):
+        before = {queue: self_read(archive, *queue) for queue in list(archive._queues)}
+        pristine = path.read_bytes()
+        for position in range(0, len(pristine), len(pristine) // 80):
+            caplog.clear()
+            path.write_bytes(
+                pristine[:position] + bytes([pristine[position] ^ 1 << position % 8]) + pristine[position + 1 :]
+            )
+            again = Archive(archive.place)
+            found = {queue: self_read(again, *queue) for queue in before} if again.refresh() else {}
+            for queue, records in found.items():
+                assert set(records) <= set(before[queue]), position
+            assert found == before or segment_name(0) in caplog.text, position
+
+
 def self_read(archive: Archive, topic: str, queue_id: int) -> list[bytes]:
     return list(map(bytes, archive.get(topic, queue_id, 0, count_max=10_000, bytes_max=1 << 30).records))
 
