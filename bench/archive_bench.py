@@ -6,7 +6,7 @@
 seal        CPU seconds and bytes of a segment for each GiB of log
 read        MiB a second, and CPU µs a message, of a consumer that reads all queues in turns of 32 messages: from the
             log through `MessageStore.get`, and from a folder through `Archive.get`
-cold seek   ms until the first 32 messages from a random offset are read, with nothing of the segment in memory
+cold seek   CPU ms until the first 32 messages from a random offset are read, with nothing of the segment in memory
 ==========  ==========================================================================================================
 """
 
@@ -39,7 +39,8 @@ def fill(store: MessageStore, mib: int, queues: int) -> int:
     words = [b'"%s":%d' % (bytes(choose.choices(b"abcdefghij", k=6)), choose.randrange(10**6)) for _ in range(4000)]
     for number in range(count):
         body = b",".join(choose.choices(words, k=70))[:1000]
-        store.put(message(topic=TOPIC, queue_id=number % queues, body=body, KEYS=f"k{number}", TAGS=f"t{number % 5}"))
+        names = {"KEYS": f"k{number}", "TAGS": f"t{number % 5}", "UNIQ_KEY": f"7F000001A2B418B4AAC2{number:012X}"}
+        store.put(message(topic=TOPIC, queue_id=number % queues, body=body, **names))
     return count
 
 
@@ -85,9 +86,9 @@ def run(folder: Path, mib: int, queues: int, seeks: int) -> dict[str, object]:
         cold = Archive(place)
         cold.refresh()
         queue_id = choose.randrange(queues)
-        began = time.perf_counter()
+        began = time.process_time()
         cold.get(TOPIC, queue_id, choose.randrange(ends[queue_id]), count_max=32, bytes_max=1 << 18)
-        taken.append((time.perf_counter() - began) * 1000)
+        taken.append((time.process_time() - began) * 1000)
     store.close()
     return {
         "bench": "archive",
@@ -95,7 +96,7 @@ def run(folder: Path, mib: int, queues: int, seeks: int) -> dict[str, object]:
         "queues": queues,
         "seal": sealing,
         "read": {"log": from_log, "archive": from_archive},
-        "cold_seek_ms": {"p50": round(statistics.median(taken), 2), "most": round(max(taken), 2)},
+        "cold_seek_cpu_ms": {"p50": round(statistics.median(taken), 2), "most": round(max(taken), 2)},
     }
 
 

@@ -175,7 +175,8 @@ def test_the_client_s_wheel_alone_is_small_and_talks_to_a_broker(built, tmp_path
 
 
 OTEL = ["rmqkit.client.observe.otel", "rmqkit.client.observe.instrumentor"]
-BULK = ["bulk", "index.property_columns", "offline"]
+ARCHIVE = ["archive.catalog", "archive.row_groups", "archive.rows", "archive.writing", "kernels"]
+BULK = ["bulk", "index.property_columns", "offline", *ARCHIVE]
 STORE = [*OTEL, *(f"rmqkit.store.{name}" for name in BULK)]
 SERVER = [*STORE, "rmqkit.proxy", "rmqkit.broker.grpc_backend"]
 TOOLS = [*SERVER, "rmqkit.console", "rmqkit.testing"]

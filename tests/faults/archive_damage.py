@@ -30,14 +30,14 @@ from rmqkit.protocol.record import iter_records
 from rmqkit.store.archive.segment import SegmentFile
 from tests.broker.cluster import Cluster
 
-FILE_BYTES, BLOCK_BYTES = 64 << 10, 8 << 10
+FILE_BYTES, GROUP_BYTES = 64 << 10, 8 << 10
 QUEUES, MESSAGES = 3, 600
 RESTART_ROUNDS = 10
 
 _NUMBERS = re.compile(r"messages (\d+) to (\d+) of queue (\d+) of topic T ")
 _BYTES = re.compile(r"has no segment with the log from (\d+) to (\d+),")
-_SEGMENT = re.compile(r"(\d{20})\.segment .*the log from \d+ on is missing")
-_FOREIGN = re.compile(r": (\d{20})\.segment (belongs to another log|begins where)")
+_SEGMENT = re.compile(r"(\d{20})\.parquet .*the log from \d+ on is missing")
+_FOREIGN = re.compile(r": (\d{20})\.parquet (belongs to another log|begins where)")
 
 
 @dataclass
@@ -136,7 +136,7 @@ class _Broker(Cluster):
 
     @property
     def segments(self) -> list[Path]:
-        return sorted(self.folder.glob("*.segment"))
+        return sorted(self.folder.glob("*.parquet"))
 
     async def fill(self) -> None:
         """Store and archive messages whose body is the number in their queue."""
@@ -290,7 +290,7 @@ def run(root: Path, rounds: int, seed: int) -> Outcome:
     errors = _Errors()
     logging.getLogger().addHandler(errors)
     try:
-        with mock.patch("rmqkit.store.archive.segment.BLOCK_BYTES", BLOCK_BYTES):
+        with mock.patch("rmqkit.store.archive.writing.GROUP_BYTES", GROUP_BYTES):
             return asyncio.run(_run(root, rounds, seed))
     finally:
         logging.getLogger().removeHandler(errors)

@@ -10,8 +10,10 @@ from tests.sources import ROOT, found
 from tests.tree.walks import walks
 
 PAGE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-FILES_MAX = {"send": 10, "pull": 15, "pop": 24, "scan": 16}
-"""The number of files that each path enters. If you add a file, merge another one, or give the reason here."""
+FILES_MAX = {"send": 10, "pull": 15, "pop": 24, "scan": 17}
+"""The number of files that each path enters. If you add a file, merge another one, or give the reason here. A scan has
+two files of columns: the table of columns is in the store, as the archive writes it, and the choice of a read above it.
+"""
 BROKER_FILES_MAX = {"send": 2, "pull": 6, "pop": 8}
 """The number of these files in `broker/`."""
 

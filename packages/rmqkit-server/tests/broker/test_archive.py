@@ -28,7 +28,7 @@ from rmqkit.remoting.connection import WRITE_BYTES_HIGH, Connection
 from rmqkit.remoting.router import Router
 from rmqkit.store.archive.archive import Archive, segment_name
 from rmqkit.store.archive.places import Folder, place_of
-from rmqkit.store.archive.seal import Sealed, Work, seal
+from rmqkit.store.archive.seal import Sealed, Work, work_on
 from rmqkit.store.archive.segment import SegmentFile
 from rmqkit.store.settings import StoreSettings
 from tests.broker.cluster import Cluster
@@ -50,7 +50,7 @@ def beside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     async def write(archive: LogArchive, line: bytes) -> bytes:
         work = msgspec.json.decode(line, type=Work)
         try:
-            sealed = await asyncio.to_thread(seal, work, place_of(work.archive, work.below))
+            sealed = await asyncio.to_thread(work_on, work, place_of(work.archive, work.below))
         except OSError as error:
             sealed = Sealed(error=str(error))
         return msgspec.json.encode(sealed)
@@ -273,7 +273,7 @@ def forget(broker):
 
 
 def segments_of(broker):
-    return sorted(broker.archive.glob("*/*.segment"))
+    return sorted(broker.archive.glob("*/*.parquet"))
 
 
 def messages_of(path):
@@ -543,7 +543,7 @@ async def test_the_process_that_writes_segments_may_be_killed(tmp_path, caplog):
         broker.context.archive.process.kill()
         await asyncio.wait([working])
         told = str(working.exception() or caplog.text)  # of this round, or of one of the broker's own
-        assert "is not archived: the process that should write it died" in told
+        assert "the process that should write it died" in told
         await broker.archive_all()
         assert broker.store.min_physical_offset > 0
         assert await broker.read(0, 30) == list(range(30))
@@ -748,7 +748,7 @@ async def test_an_object_that_is_slow_holds_up_its_own_readers_alone(tmp_path, m
         for queue_id in range(3):
             await broker.fill(30, queue_id)
         await broker.archive_all()
-        first, *others = sorted(broker.archive.glob("*/*.segment"))
+        first, *others = sorted(broker.archive.glob("*/*.parquet"))
         assert len(others) >= 4
         gate.slow.add(first.name)
         clients = [broker.new_client() for _ in range(6)]
@@ -781,7 +781,7 @@ async def test_slow_lookups_hold_up_no_pulls(tmp_path, monkeypatch):
         for queue_id in range(2):
             await broker.fill(30, queue_id)
         await broker.archive_all()
-        first, *_ = sorted(broker.archive.glob("*/*.segment"))
+        first, *_ = sorted(broker.archive.glob("*/*.parquet"))
         gate.slow.add(first.name)
         header = SearchOffsetRequest("T", 0, 1)
         asked = [broker.call(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header) for _ in range(20)]
@@ -804,7 +804,7 @@ async def test_what_many_cold_reads_hold_is_bounded(tmp_path, monkeypatch):
         for _ in range(300):
             assert (await broker.send(body=bytes(100 << 10))).code == ResponseCode.SUCCESS
         await broker.archive_all()
-        names = {path.name for path in broker.archive.glob("*/*.segment")}
+        names = {path.name for path in broker.archive.glob("*/*.parquet")}
         assert len(names) >= 25
         archive, low = broker.context.archive, broker.store.min_offset("T", 0)
         readers = [LocalConnection(Router()) for _ in range(10)]

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqkit.arrow import dataset, scan, to_pandas, to_polars
-from rmqkit.arrow.kernels import batch as kernels
 from rmqkit.arrow.store_dataset import may_meet
 from rmqkit.errors import SettingsError, StoreError, StoreMismatch
 from rmqkit.extras import install
 from rmqkit.spark.source.store import read_part, read_plan, store_options, store_parts
+from rmqkit.store.kernels import batch as kernels
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import plain_rows, record_at, rows_of, segment_of
 

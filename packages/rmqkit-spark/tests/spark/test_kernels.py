@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.arrow.kernels import batch as batch_module
-from rmqkit.arrow.kernels.batch import MessageBatch, message_batches, topics_of
-from rmqkit.arrow.kernels.gather import gather, pick, text_array
-from rmqkit.arrow.kernels.properties import Properties
 from rmqkit.arrow.schema import MESSAGE_COLUMNS, PROPERTY_STRING, arrow_schema
 from rmqkit.errors import BodyError
 from rmqkit.protocol.compression import Compression, compress
 from rmqkit.protocol.message import messages_of_record, read_messages
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, BatchEntry, encode_batch
+from rmqkit.store.kernels import batch as batch_module
+from rmqkit.store.kernels.batch import MessageBatch, message_batches, topics_of
+from rmqkit.store.kernels.gather import gather, pick, text_array
+from rmqkit.store.kernels.properties import Properties
 from rmqkit.store.log.scan import Records, crc_matches, log_end, walk
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import (
@@ -286,7 +286,7 @@ def test_property_strings_by_hand(string: bytes, expected: dict[str, str]) -> No
 
 
 def test_duplicates_are_dropped_when_names_are_many_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rmqkit.arrow.kernels import properties as module
+    from rmqkit.store.kernels import properties as module
 
     monkeypatch.setattr(module, "_CELLS_MAX", 0)
     strings = [b"a\x011\x02b\x012\x02a\x013\x02", b"a\x014\x02"]

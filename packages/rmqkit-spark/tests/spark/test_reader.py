@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 
 from rmqkit.arrow.fs import find_segments
-from rmqkit.arrow.kernels.batch import MessageBatch
 from rmqkit.arrow.reader import Condition, ReadPlan, matches, read_split, topic_in
 from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import SettingsError, StoreError
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP
 from rmqkit.spark.source.store import available_columns, read_plan, store_options
+from rmqkit.store.kernels.batch import MessageBatch
 from rmqkit.store.log.scan import Records, walk
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import plain_records, plain_rows, record_at, rows_of, segment_of

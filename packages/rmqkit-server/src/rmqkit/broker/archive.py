@@ -20,6 +20,10 @@ messages.
 
 Segments can be deleted while the broker runs. `rmqkit.store.archive.archive` describes the reads in this case. A master
 lists the segments again every `LIST_SECONDS`, and a slave lists them every `ROUND_SECONDS`.
+
+With ``archiveCatalog=`` the process that writes a segment also adds it to an Iceberg table
+(`rmqkit.store.archive.catalog`). A failure of the catalog is logged once and retried in each round. It delays neither
+segments nor retention.
 """
 
 from __future__ import annotations
@@ -108,6 +112,8 @@ class LogArchive:
         self._reads: Counter[Connection] = Counter()
         self._is_known = False
         self._unreadable = ""
+        self._catalog_error = ""
+        self._lacks_segments = bool(settings.archive_catalog)
         self.process: asyncio.subprocess.Process | None = None
         self._is_stopping = False
         self._round = asyncio.Lock()
@@ -138,6 +144,9 @@ class LogArchive:
         await self._look()
         while self._writes and not self._is_stopping and (work := self._next()) is not None:
             await self._seal(work)
+        if self._writes and not self._is_stopping and self._lacks_segments and self._archive.segment_count:
+            # The catalog failed, or the broker has started: it may have died between a segment and its commit.
+            self._committed(await self._sealed(self._work_on("", 0)))
 
     def stop(self) -> None:
         """Stop writing segments, and kill the process that writes one. Readers ignore the partial segment. The broker
@@ -188,19 +197,20 @@ class LogArchive:
         file = next((one for one in store.log.queue.files[:-1] if one.start == start and one.end <= ready), None)
         if file is None:
             return None
-        tags, log_id = self._settings.index_tags, self._identity.log
-        return Work(str(file.path), start, self._settings.archive, self._below, tags, log_id)
+        return self._work_on(str(file.path), start)
+
+    def _work_on(self, path: str, start: int) -> Work:
+        settings = self._settings
+        table = settings.archive_table or f"rmqkit.{self._below}"
+        log_id, catalog = self._identity.log, settings.archive_catalog
+        return Work(path, start, settings.archive, self._below, settings.index_tags, log_id, catalog, table)
 
     async def _seal(self, work: Work) -> None:
         """Write one segment. Raises StoreError: the segment could not be written."""
-        written = await self._writing(msgspec.json.encode(work) + b"\n")
+        sealed = await self._sealed(work)
         # `stop` may have killed the process. Then the partial segment is not an error.
         if self._is_stopping:
             return
-        try:
-            sealed = msgspec.json.decode(written, type=Sealed)
-        except msgspec.DecodeError:
-            raise StoreError(f"{work.path} is not archived: the process that should write it died") from None
         if sealed.error:
             raise StoreError(f"{work.path} is not archived, and not deleted until then: {sealed.error}")
         await self._in_thread(lambda: self._archive.add(sealed.name, sealed.size))
@@ -211,6 +221,25 @@ class LogArchive:
                 "%s has %d bytes that are not a record: they are in its segment; to see them, run: rmq store verify %s"
             )
             _log.warning(said, work.path, sealed.other_bytes, shlex.quote(str(self._store.root)))
+        self._committed(sealed)
+
+    async def _sealed(self, work: Work) -> Sealed:
+        written = await self._writing(msgspec.json.encode(work) + b"\n")
+        try:
+            return msgspec.json.decode(written, type=Sealed)
+        except msgspec.DecodeError:
+            return Sealed(error="the process that should write it died")
+
+    def _committed(self, sealed: Sealed) -> None:
+        """Log an error of the catalog, once until the catalog accepts the segments. The next `round` retries."""
+        if self._is_stopping or not self._settings.archive_catalog:
+            return
+        error = sealed.catalog_error or sealed.error
+        self._lacks_segments = bool(error)
+        if error and error != self._catalog_error:
+            said = "archive %s: the catalog lacks segments and is asked again every %.0f s; check archiveCatalog: %s"
+            _log.error(said, self._archive.place, ROUND_SECONDS, error)
+        self._catalog_error = error
 
     async def _writing(self, line: bytes) -> bytes:
         """Run the work in a separate process. Return the line that the process prints; empty if the process died."""

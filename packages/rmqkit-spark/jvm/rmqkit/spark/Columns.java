@@ -9,7 +9,7 @@ import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.StructType;
 
 /**
- * Columns of rows, one loop per column. {@code rmqkit.arrow.kernels.columns} and
+ * Columns of rows, one loop per column. {@code rmqkit.store.kernels.columns} and
  * {@code rmqkit.spark.kafka_columns} describe the values.
  */
 final class Columns {

@@ -17,7 +17,7 @@ import rmqkit.errors.StoreError;
  *
  * <p>Conditions on heads and topics are tested first, then records are unpacked, then conditions on properties are
  * tested, and only the rows that are left are decoded. What a row shows is described at
- * {@code rmqkit.arrow.kernels.batch}.
+ * {@code rmqkit.store.kernels.batch}.
  */
 final class StoreReader implements PartitionReader<ColumnarBatch> {
     private static final int PLAIN_BYTES_MAX = 32 << 20;

@@ -25,9 +25,9 @@ store may belong to a running broker: a read returns the records that were compl
 needs the extra ``arrow``.
 
 `plan` selects the parts of the store to read: files (`fs`), byte ranges of the log (`splits`), records that queues and
-the index point at (`queue_files`). `reader` filters records by head and topic and decodes them. `schema` defines the
-columns, and `kernels` creates them in bulk. `store_dataset` applies columns and filters during the read, and `query`
-runs SQL. Spark's source uses the same parts.
+the index point at (`queue_files`). `reader` filters records by head and topic and decodes them. `schema` selects
+columns, and `rmqkit.store.kernels` creates them in bulk. `store_dataset` applies columns and filters during the read,
+`archived` adds the segments of an archive, and `query` runs SQL. Spark's source uses the same parts.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def dataset(
     broker_name: str = "",
     log_paths: Iterable[str] = (),
     index_slot_count: int = 5_000_000,
+    archive: str | PathLike[str] = "",
 ) -> StoreDataset:
     """Return the messages of a store as a dataset.
 
@@ -90,6 +91,8 @@ def dataset(
         broker_name: text of the column ``brokerName``, because records do not contain the broker name.
         log_paths: directories of the commit log, if it is not in the store directory.
         index_slot_count: the broker's ``maxHashSlotNum``, for ``key``.
+        archive: the folder or address of the broker's segments (``archive`` and the broker's name). The messages of log
+            files that the broker deleted come first; no message comes twice (`rmqkit.arrow.archived`).
 
     Raises:
         SettingsError: an argument is not valid, or a column does not exist.
@@ -136,6 +139,7 @@ def dataset(
         log_paths=_several(log_paths),
         offsets_from=_one_of(OffsetsFrom, "offsets_from", offsets_from),
         index_slot_count=index_slot_count,
+        archive=str(archive),
     )
 
 

@@ -22,13 +22,13 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from rmqkit.arrow.fs import Segment, map_range, map_records
-from rmqkit.arrow.kernels.batch import MessageBatch, message_batches, topics_of
-from rmqkit.arrow.kernels.columns import to_microseconds
 from rmqkit.arrow.options import CorruptRecords, VerifyCrc
 from rmqkit.arrow.schema import CORRUPT, Column, arrow_schema
 from rmqkit.arrow.splits import Split
 from rmqkit.errors import StoreError
 from rmqkit.protocol import properties as names
+from rmqkit.store.kernels.batch import MessageBatch, message_batches, topics_of
+from rmqkit.store.kernels.columns import to_microseconds
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Damage, Records, crc_matches
 

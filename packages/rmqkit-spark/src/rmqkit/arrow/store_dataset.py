@@ -14,6 +14,7 @@ evaluated on the rows.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,13 +27,14 @@ import pyarrow.fs as pafs
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
+from rmqkit.arrow.archived import plan_archive, read_archived
 from rmqkit.arrow.fs import Segment, find_segments
-from rmqkit.arrow.kernels.batch import topics_of
-from rmqkit.arrow.options import OffsetsFrom
+from rmqkit.arrow.options import CorruptRecords, OffsetsFrom
 from rmqkit.arrow.plan import INDEX_SLOT_COUNT, SPLIT_BYTES, plan_parts, read_part
 from rmqkit.arrow.reader import CLOCK_SLACK_US, ReadPlan, first_stored
 from rmqkit.arrow.schema import CORRUPT_COLUMN, MESSAGE_COLUMNS, Column, arrow_schema, choose
 from rmqkit.errors import RmqError
+from rmqkit.store.kernels.batch import topics_of
 from rmqkit.store.log.scan import Records
 
 _PAIRS_MAX = 1 << 20
@@ -51,6 +53,7 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         log_paths: directories of the log, if it is not in ``root/commitlog``.
         offsets_from: whether to read the whole log, or the records that consume queues point at.
         index_slot_count: slots of an index file in the configuration of the broker, for a plan with keys.
+        archive: folder or address of the archive of the broker, or empty.
 
     Attributes:
         failure: the error of the last scan that failed. A scanning program may report another text for the error.
@@ -67,6 +70,7 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         log_paths: Sequence[str] = (),
         offsets_from: OffsetsFrom = OffsetsFrom.WALK,
         index_slot_count: int = INDEX_SLOT_COUNT,
+        archive: str = "",
     ) -> None:
         # Do not call super().__init__(): it always raises. The methods that consumers call use `scanner`.
         self._root = root
@@ -75,6 +79,7 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         self._log_paths = list(log_paths)
         self._offsets_from = offsets_from
         self._index_slot_count = index_slot_count
+        self._archive = archive
 
     @property
     def schema(self) -> pa.Schema:
@@ -126,6 +131,9 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         # A batch without columns has no rows, so read the cheapest column.
         plan = replace(self._plan, columns=tuple(needed or [_cheapest(self._columns)]))
         segments = find_segments(self._root, self._log_paths)
+        is_strict = plan.corrupt_records is CorruptRecords.FAIL
+        files = plan_archive(self._archive, self._root, segments, is_strict=is_strict) if self._archive else []
+        archived = itertools.chain.from_iterable(read_archived(file, plan, wanted) for file in files)
         if wanted is not None:
             plan = replace(plan, choose=_Pairs(wanted).choose)
             segments = _within(segments, wanted)
@@ -138,17 +146,22 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
             split_bytes=SPLIT_BYTES,
             index_slot_count=self._index_slot_count,
         )
-        return self._rows(parts, plan, wanted, names)
+        return self._rows(archived, parts, plan, wanted, names)
 
     def _rows(
-        self, parts: Sequence[Any], plan: ReadPlan, wanted: pc.Expression | None, names: Sequence[str]
+        self,
+        archived: Iterator[pa.RecordBatch],
+        parts: Sequence[Any],
+        plan: ReadPlan,
+        wanted: pc.Expression | None,
+        names: Sequence[str],
     ) -> Iterator[pa.RecordBatch]:
+        logged = itertools.chain.from_iterable(read_part(part, plan) for part in parts)
+        rows = logged if wanted is None else (batch.filter(wanted) for batch in logged)
         try:
-            for part in parts:
-                for batch in read_part(part, plan):
-                    rows = batch if wanted is None else batch.filter(wanted)
-                    if len(rows):
-                        yield rows.select(list(names)) if names else rows
+            for batch in itertools.chain(archived, rows):
+                if len(batch):
+                    yield batch.select(list(names)) if names else batch
         except RmqError as error:
             self.failure = error
             raise

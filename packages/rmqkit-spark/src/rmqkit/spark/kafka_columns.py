@@ -33,12 +33,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmqkit.arrow.kernels.columns import property_value
 from rmqkit.arrow.options import IncludeProperties
 from rmqkit.arrow.schema import MESSAGE_COLUMNS, Column, message_columns
 from rmqkit.errors import MessageIllegal
 from rmqkit.protocol.properties import RESERVED_NAMES, SHARDING_KEY
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.store.kernels.columns import property_value
 
 HEADERS = "array<struct<key:string,value:binary>>"
 LOG_APPEND_TIME = 1

@@ -81,6 +81,14 @@ class StoreOptions(msgspec.Struct, frozen=True):
         int,
         Setting("maxHashSlotNum", low=1, help="number of hash slots in an index file, as configured for the broker"),
     ] = 5_000_000
+    archive: Annotated[
+        str,
+        Setting(
+            "archive",
+            help="folder or URL of the broker's segments (its setting archive, and its name): read the messages of "
+            "deleted log files from there",
+        ),
+    ] = ""
     queue_ids: Annotated[str, Setting("queueId", help="read only queues of these ids, separated by commas")] = ""
     starting_timestamp_ms: Annotated[
         int,

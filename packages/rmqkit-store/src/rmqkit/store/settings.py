@@ -49,6 +49,18 @@ class StoreSettings(Struct, kw_only=True):
             "deleted; clients can still read them. Default: none",
         ),
     ] = ""
+    archive_catalog: Annotated[
+        str,
+        Setting(
+            "archiveCatalog",
+            "Iceberg catalog with a table of the archive's segments: kind and address "
+            "(sql:sqlite:////path/catalog.db), or a name of ~/.pyiceberg.yaml. Default: none",
+        ),
+    ] = ""
+    archive_table: Annotated[
+        str,
+        Setting("archiveTable", "table of the catalog. Default: rmqkit and the name of the broker (rmqkit.broker-a)"),
+    ] = ""
 
     # ---- file sizes; a store must always be opened with the sizes with which it was written
     commit_log_file_bytes: Annotated[

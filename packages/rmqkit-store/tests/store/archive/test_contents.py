@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqkit.store.archive import contents, segment
+from rmqkit.store.archive import contents, writing
 from rmqkit.store.archive.contents import OTHER_BYTES, OTHER_RECORDS, Contents, contents_of
 from tests.golden_stores import unpack_golden
 from tests.spark.messages import MakeRecord, record_at, record_makers, segment_of
@@ -114,8 +114,8 @@ def test_a_segment_has_the_same_bytes_either_way(tmp_path: Path, monkeypatch: py
     (path, *_) = sorted((unpack_golden("5.4.0", tmp_path).root / "commitlog").iterdir())
     log, start = path.read_bytes(), int(path.name)
     in_runs, one_by_one = io.BytesIO(), io.BytesIO()
-    monkeypatch.setattr(segment, "BLOCK_BYTES", 4096)
-    segment.write_segment(log, start, in_runs, with_tags=False)
+    monkeypatch.setattr(writing, "GROUP_BYTES", 4096)
+    writing.write_segment(log, start, in_runs, with_tags=False)
     monkeypatch.setattr(contents, "has_numpy", lambda: False)
-    segment.write_segment(log, start, one_by_one, with_tags=False)
+    writing.write_segment(log, start, one_by_one, with_tags=False)
     assert in_runs.getvalue() == one_by_one.getvalue()

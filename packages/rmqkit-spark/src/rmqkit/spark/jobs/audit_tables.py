@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from rmqkit.arrow.fs import map_range
-from rmqkit.arrow.kernels.columns import property_value
 from rmqkit.arrow.reader import ReadPlan, read_parts
 from rmqkit.arrow.schema import Column
 from rmqkit.arrow.splits import Split
@@ -23,6 +22,7 @@ from rmqkit.protocol.names import DLQ_PREFIX, RETRY_PREFIX
 from rmqkit.protocol.record import TRANSACTION_MASK
 from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted
 from rmqkit.spark.jobs.summary import record_bytes
+from rmqkit.store.kernels.columns import property_value
 from rmqkit.store.log import scan
 
 READ = (

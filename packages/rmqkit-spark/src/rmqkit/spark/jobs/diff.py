@@ -31,7 +31,6 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from rmqkit.arrow.fs import join, list_files, map_range, read_file, resolve
-from rmqkit.arrow.kernels.batch import topics_of
 from rmqkit.arrow.queue_files import QueueFile, find_queue_files, queue_end, queue_start
 from rmqkit.arrow.splits import Split
 from rmqkit.errors import BodyError, StoreError
@@ -41,6 +40,7 @@ from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted, task_co
 from rmqkit.spark.jobs.tasks import core_count, regroup_tasks, run_tasks
 from rmqkit.spark.session import address
 from rmqkit.spark.source.store import store_options, store_splits
+from rmqkit.store.kernels.batch import topics_of
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records
 

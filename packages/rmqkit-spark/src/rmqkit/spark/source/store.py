@@ -19,6 +19,7 @@ everything                                 the log, split by bytes
 startingTimestamp, endingTimestamp         the files of the log that may have messages of these times
 topic, queue with offsetsFrom=consumequeue  the records that the queues point at
 topic and key                              the records that the index points at, then compared
+archive                                    the segments of deleted log files (`rmqkit.arrow.archived`), then as above
 =========================================  ===========================================================================
 
 Spark has no column pruning for Python sources: name the needed columns by ``.schema("topic string, ...")`` or
@@ -43,8 +44,9 @@ from msgspec.structs import replace
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from rmqkit.arrow.archived import ArchivedFile, plan_archive, read_archived
 from rmqkit.arrow.fs import find_segments, resolve, with_s3_settings
-from rmqkit.arrow.options import CorruptRecords, VerifyCrc
+from rmqkit.arrow.options import CorruptRecords, IncludeProperties, VerifyCrc
 from rmqkit.arrow.plan import Part, conditions_on, plan_parts, read_part
 from rmqkit.arrow.reader import Condition, ReadPlan
 from rmqkit.arrow.schema import CORRUPT, CORRUPT_COLUMN, Column, choose, message_columns
@@ -109,17 +111,19 @@ class StoreReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Plan which part of the store, as it is now, each task reads."""
         parts = store_parts(self._options, self._plan.conditions)
+        archived = [InputPartition((file,)) for file in _archived(self._options)]
         if not self._plan.conditions and len(self._plan.columns) == len(available_columns(self._options)):
             size = sum(part.high - part.low for part in parts if isinstance(part, Split))
             if size >= _TOLD_BYTES:
                 _log.warning(_READS_ALL, self._options.path, len(self._plan.columns), size / (1 << 30), JAR)
-        return _partitions(parts, self._options.split_bytes)
+        return [*archived, *_partitions(parts, self._options.split_bytes)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of one partition as Arrow record batches; runs in a task."""
         # Yield each batch immediately: when limit() has enough rows, Spark stops the worker, and the rest is not read.
         for part in partition.value:
-            yield from read_part(part, self._plan)
+            is_archived = isinstance(part, ArchivedFile)
+            yield from read_archived(part, self._plan) if is_archived else read_part(part, self._plan)
 
 
 class TableReader(DataSourceReader):
@@ -164,6 +168,16 @@ def store_options(given: Mapping[str, str]) -> StoreOptions:
         ):
             if value:
                 raise SettingsError(f"{FORMAT}: {name} is for entity=messages: use where(...) instead")
+    if options.archive:
+        # The segments have one form of a message.
+        for name, is_same in (
+            ("entity=messages", options.entity is Entity.MESSAGES),
+            ("decompress=true", options.decompress),
+            ("includeProperties=map", options.include_properties is not IncludeProperties.STRING),
+        ):
+            if not is_same:
+                raise SettingsError(f"{FORMAT}: archive needs {name}: remove the other option, or archive")
+        options = replace(options, archive=with_s3_settings(options.archive, s3))
     return replace(options, path=resolve(with_s3_settings(options.path, s3))) if options.path else options
 
 
@@ -188,6 +202,16 @@ def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> 
         )
     except SettingsError as error:
         raise SettingsError(f"{FORMAT}: {error}") from None
+
+
+def _archived(options: StoreOptions) -> list[ArchivedFile]:
+    """Return the segments of the archive with messages that the log does not have. Raises StoreError: see
+    `plan_archive`."""
+    if not options.archive:
+        return []
+    segments = find_segments(options.path, words(options.log_paths))
+    is_strict = options.corrupt_records is CorruptRecords.FAIL
+    return plan_archive(options.archive, options.path, segments, is_strict=is_strict)
 
 
 def _partitions(parts: Sequence[Any], split_bytes: int) -> list[InputPartition]:

@@ -28,7 +28,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from rmqkit.arrow.fs import Segment, exists, join, map_range, map_records, read_file, resolve
-from rmqkit.arrow.kernels.gather import gather
 from rmqkit.arrow.queue_files import (
     IndexPart,
     QueueFile,
@@ -51,6 +50,7 @@ from rmqkit.protocol import properties as names
 from rmqkit.protocol.names import HALF_TOPIC, OP_HALF_TOPIC, SCHEDULE_TOPIC, TRANSACTION_GROUP
 from rmqkit.protocol.op_messages import op_offsets
 from rmqkit.spark.options import Entity, StoreOptions
+from rmqkit.store.kernels.gather import gather
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records
 

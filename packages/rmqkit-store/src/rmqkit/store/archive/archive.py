@@ -35,7 +35,6 @@ import itertools
 import logging
 import re
 import shlex
-import struct
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
@@ -46,14 +45,14 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from rmqkit.errors import StoreError
+from rmqkit.errors import BodyError, StoreError
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import INNER_BATCH, decode_record, record_properties
 from rmqkit.store.archive.contents import identity_of, messages_of
 from rmqkit.store.archive.places import Place
 from rmqkit.store.archive.segment import Block, Directory, PlaceOf, Queue, SegmentFile
 from rmqkit.store.index.file import key_hash, keys_of
-from rmqkit.store.log.scan import RECORD_BYTES_MIN
+from rmqkit.store.log.scan import pulled
 from rmqkit.store.reader import GetResult, GetStatus
 
 __all__ = ["Archive", "Found", "Owner", "segment_name", "segments_in"]
@@ -63,19 +62,16 @@ CACHE_BYTES = 64 << 20
 
 DIRECTORY_BYTES = 64 << 20
 FETCH_BYTES = 1 << 20
-CONTENT_BYTES = 4 << 20
+CONTENT_BYTES = 2 << 20
 _BLOCK_ROW_BYTES, _QUEUE_ROW_BYTES = 300, 270
 """Memory per block and per queue of a segment, as measured by tracemalloc."""
-_NAME = re.compile(r"(\d{20})\.segment")
+_NAME = re.compile(r"(\d{20})\.parquet")
 _COMPARED_MAX = 4096
 _LISTS_MAX = 4
 """Number of times that one read lists the place again because its objects change."""
 
 _SAID_MAX = 1024
 """Maximum number of logged faults to remember. A remembered fault is not logged again."""
-
-_HEAD = struct.Struct(">i16xq8xi")
-"""The fields size, queueOffset and sysFlag of a record."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +80,7 @@ T = TypeVar("T")
 
 def segment_name(start: int) -> str:
     """Return the name of the segment of a log file."""
-    return f"{start:020d}.segment"
+    return f"{start:020d}.parquet"
 
 
 def segments_in(place: Place) -> dict[str, int]:
@@ -748,18 +744,17 @@ def _named(topic: str, queue_id: int, first: int, end: int) -> str:
 
 def _rows(name: str, content: bytes) -> _Rows:
     """Return the records of a block with their numbers. Raises StoreError: the block does not consist of records."""
-    rows = _Rows(memoryview(content), array("q"), array("q"), array("q", [0]))
-    position = 0
-    while position < len(content):
-        size, number, sys_flag = _HEAD.unpack_from(content, position)
-        if size < RECORD_BYTES_MIN or position + size > len(content):
-            raise StoreError(f"{name} has a block with a record of {size} bytes")
-        count = messages_of(decode_record(content, position)) if sys_flag & INNER_BATCH else 1
-        rows.numbers.append(number)
-        rows.ends.append(number + count)
-        position += size
-        rows.bounds.append(position)
-    return rows
+    try:
+        records = pulled(content)
+    except BodyError as error:
+        raise StoreError(f"{name} has a block that does not consist of records: {error}") from None
+    numbers = records.field("queue_offset")
+    ends = numbers + 1
+    for row in (records.field("sys_flag") & INNER_BATCH).nonzero()[0].tolist():
+        ends[row] = numbers[row] + messages_of(records.record(row))
+    bounds = array("q", records.positions.tobytes())
+    bounds.append(len(content))
+    return _Rows(memoryview(content), array("q", numbers.tobytes()), array("q", ends.tobytes()), bounds)
 
 
 def _is_wanted(

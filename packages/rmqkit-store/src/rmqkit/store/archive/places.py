@@ -25,7 +25,15 @@ _PART = ".part"
 
 
 class Place(Protocol):
-    """A storage for segments by name. Every call raises OSError if the place refuses the call or cannot be reached."""
+    """A storage for segments by name. Every call raises OSError if the place refuses the call or cannot be reached.
+    ``name``: the name of the last folder, which is that of the broker. ``uri``: the address for other programs, without
+    options and credentials."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def uri(self) -> str: ...
 
     def names(self) -> dict[str, int]:
         """Return the name and the length of every object."""
@@ -46,6 +54,14 @@ class Folder:
 
     def __str__(self) -> str:
         return str(self._path)
+
+    @property
+    def name(self) -> str:
+        return self._path.name
+
+    @property
+    def uri(self) -> str:
+        return f"file://{self._path.absolute()}"
 
     def names(self) -> dict[str, int]:
         if not self._path.exists():
@@ -101,6 +117,14 @@ class Objects:
     def __str__(self) -> str:
         return self._shown
 
+    @property
+    def name(self) -> str:
+        return self.uri.rpartition("/")[2]
+
+    @property
+    def uri(self) -> str:
+        return self._shown.rstrip("/")
+
     def names(self) -> dict[str, int]:
         selector = self._fs.FileSelector(self._path, allow_not_found=True)
         found = self._filesystem.get_file_info(selector)
@@ -122,7 +146,10 @@ class Objects:
 
 def place_of(setting: str, below: str) -> Place:
     """Return the place at ``below`` under a path or an address.
-    Raises ExtraMissing, StoreError: the path or address cannot be a place."""
+    Raises ExtraMissing: numpy or pyarrow is not installed. Raises StoreError: the address cannot be a place."""
+    with extras.needed("arrow", f"an archive at {shown(setting)}"):
+        import numpy  # noqa: F401 - segments cannot be read without it
+        import pyarrow  # noqa: F401 - segments cannot be read without it
     if _ADDRESS.match(setting):
         head, mark, options = setting.partition("?")
         return Objects(f"{head.rstrip('/')}/{below}{mark}{options}")

@@ -2,7 +2,8 @@
 
 ``python -m rmqkit.store.archive.seal`` reads one line of JSON (`Work`) from its standard input: the arguments of a
 process are public, and must not show credentials. The process writes the segment, reads the segment back, compares
-every record with the log, and prints one line of JSON (`Sealed`). A kill at any time leaves no valid segment, and the
+every record with the log, adds the segment to the table of the catalog (`rmqkit.store.archive.catalog`), and prints one
+line of JSON (`Sealed`). A kill at any time leaves no valid segment, and the
 next process starts from the beginning.
 """
 
@@ -21,16 +22,17 @@ from msgspec import Struct
 from rmqkit.errors import RmqError, StoreError
 from rmqkit.store.archive.archive import segment_name
 from rmqkit.store.archive.places import Place, place_of
-from rmqkit.store.archive.segment import SegmentFile, parts_of, write_segment
+from rmqkit.store.archive.segment import SegmentFile, blocks_of
 
-__all__ = ["Sealed", "Work", "seal"]
+__all__ = ["Sealed", "Work", "seal", "work_on"]
 
 _NICE = 10
 
 
 class Work(Struct):
     """A segment to write: path and start of the log file, the archive and the folder in it, whether TAGS is a key, and
-    the identity of the log."""
+    the identity of the log. Without a path, no segment is written, and only the table of the catalog is completed.
+    ``catalog`` and ``table``: the Iceberg table that lists the segments; empty if there is none."""
 
     path: str
     start: int
@@ -38,35 +40,58 @@ class Work(Struct):
     below: str
     with_tags: bool
     log_id: str = ""
+    catalog: str = ""
+    table: str = ""
 
 
 class Sealed(Struct):
-    """The result of sealing a file: the segment's name, length, records and other bytes, or an error."""
+    """The result of sealing a file: the segment's name, length, records and other bytes, or an error.
+    ``catalog_error``: the reason why the table of the catalog lacks segments; empty if it has all of them."""
 
     name: str = ""
     size: int = 0
     records: int = 0
     other_bytes: int = 0
     error: str = ""
+    catalog_error: str = ""
 
 
 def seal(work: Work, place: Place) -> Sealed:
     """Write a segment and compare it with the log.
     Raises OSError: the log cannot be read, or the place cannot be written.
     Raises StoreError: the written segment differs from the log, or a segment of another log has the same name."""
+    from rmqkit.store.archive.writing import write_segment  # it needs pyarrow, and a broker without archive does not
+
     name = segment_name(work.start)
     with Path(work.path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
         _refuse_another_log(work, place, name)
         with place.writing(name) as out:
             assert out is not None, "a place opens a file"
-            directory = write_segment(log, work.start, out, with_tags=work.with_tags, log_id=work.log_id)
+            directory = write_segment(
+                log, work.start, out, with_tags=work.with_tags, log_id=work.log_id, broker_name=place.name
+            )
         # Read the segment by its name after the publication, like consumers do after the log file is deleted.
         size = place.names().get(name, 0)
         segment = SegmentFile(name, lambda position, count: place.read(name, position, count), size)
         if segment.directory != directory:
             raise StoreError(f"archive {place}: {name} was written and reads back with another directory")
+        segment.check_footer()
         compare(segment, log)
     return Sealed(name, size, directory.record_count, directory.other_bytes)
+
+
+def work_on(work: Work, place: Place) -> Sealed:
+    """Write the segment, if the work has one, and add the missing segments to the table of the catalog. Raises the
+    errors of `seal`."""
+    sealed = seal(work, place) if work.path else Sealed()
+    if work.catalog:
+        from rmqkit.store.archive.catalog import add_segments
+
+        try:
+            add_segments(place, work.catalog, work.table, work.log_id)
+        except (OSError, RmqError) as error:
+            sealed.catalog_error = " ".join(str(error).split())
+    return sealed
 
 
 def _refuse_another_log(work: Work, place: Place, name: str) -> None:
@@ -86,11 +111,20 @@ def _refuse_another_log(work: Work, place: Place, name: str) -> None:
 def compare(segment: SegmentFile, log: mmap.mmap) -> None:
     """Compare the whole content of a segment with its log file. Raises StoreError: the content differs."""
     directory, seen = segment.directory, 0
-    for physical_offset, part in parts_of(segment):
-        position = physical_offset - directory.start
-        if part != log[position : position + len(part)]:
-            raise StoreError(f"{segment.name} reads back with another record at {physical_offset}")
-        seen += len(part)
+    for offsets, positions, content in blocks_of(segment):
+        ends = [*positions[1:], len(content)]
+        logged = [
+            log[offset - directory.start : offset - directory.start + end - at]
+            for offset, at, end in zip(offsets, positions, ends, strict=True)
+        ]
+        if b"".join(logged) != content:
+            differing = (
+                one
+                for one, at, end, part in zip(offsets, positions, ends, logged, strict=True)
+                if part != content[at:end]
+            )
+            raise StoreError(f"{segment.name} reads back with another record at {next(differing)}")
+        seen += len(content)
     if seen != directory.records_end - directory.start:
         raise StoreError(f"{segment.name} reads back with {seen} bytes of {directory.records_end - directory.start}")
 
@@ -104,7 +138,7 @@ def main(lines: BinaryIO) -> int:
     if hasattr(os, "nice"):
         os.nice(_NICE)
     try:
-        sealed = seal(work, place_of(work.archive, work.below))
+        sealed = work_on(work, place_of(work.archive, work.below))
     except (OSError, RmqError) as error:
         sealed = Sealed(error=f"{type(error).__name__}: {error}")
     with suppress(BrokenPipeError):  # the broker died; its next process finds the segment

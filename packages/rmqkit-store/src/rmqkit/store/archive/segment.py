@@ -1,23 +1,28 @@
-"""A sealed segment: one full file of the CommitLog, its records sorted by queue, in one compressed file.
+"""A sealed segment: one full file of the CommitLog as a Parquet file, its records sorted by topic, queue and offset.
 
-The records of a queue are stored together in the segment, even if records of other queues are between them in the log.
-A consumer therefore needs only a few large requests to read a queue. The segment also contains the bytes that are not a
-record, so that `rebuild` restores the log file exactly. ::
+Every engine that reads Parquet reads a segment as a table of messages (`rmqkit.store.archive.rows` describes the
+columns). A broker makes the stored records from the same rows, byte for byte. Parquet allows other bytes between the
+row groups and the footer. A segment has tables there, so that a broker finds a record with few requests, and it has the
+parts of the log there that are no message of a queue, so that `rebuild` restores the log file exactly. ::
 
-    "RMQARCH1" | block | block | … | sections | directory | footer
+    "PAR1" | group | group | … | others | sections | directory | trailer | footer of Parquet
 
-A *block* is a Zstandard frame of whole records of one queue, in the order of their numbers: `BLOCK_BYTES` uncompressed,
-or one longer record. Separate blocks contain the records that belong to no queue (prepared and rolled back records of
-old transactions, records of a topic that was deleted and created again), and the bytes that are not a record. Each
-section is a Zstandard frame::
+A *group* is a row group of Parquet, and behind it the footer of a Parquet file that has only this row group, compressed
+by Zstandard. A reader decodes a group without the footer of the whole file, which grows with the number of groups. A
+group has at most 1.5 MiB of records, or one longer record. It is a part of one large queue, or has several small
+queues. *Others* are Zstandard frames with the records that belong to no queue (prepared and rolled back records of old
+transactions, records of a topic that was deleted and created again), and with the bytes that are not a record. A
+*block* is the records of one queue in a group, or a frame of others. Each section is a Zstandard frame::
 
-    blocks    rows of `BLOCK`: position, stored bytes, bytes, CRC-32 of stored bytes, first number, first store time
-    places    rows of `PLACE`, by physical offset: offset, block, position in it; in parts of `ROWS_MAX` rows
-    keys      rows of `KEY`, by hash: hash of a key as in index files, physical offset; in parts of `ROWS_MAX` rows
+    groups    rows of `GROUP`: position, stored bytes, bytes of the footer in them (0 for others), CRC-32
+    blocks    rows of `BLOCK`: group, position in its records, bytes, first number, first store time
+    places    rows of `PLACE`, by physical offset: offset, block, position in it; in parts of 8,192 rows
+    keys      rows of `KEY`, by hash: hash of a key as in index files, physical offset; in parts of 8,192 rows
 
-The directory (MessagePack, `Directory`) lists the sections and the queues with their first and last numbers. The footer
-is the directory's position, its length, its CRC-32 and "RMQARCH1". A file without a footer is incomplete. All numbers
-are big-endian.
+The directory (MessagePack, `Directory`) lists the sections and the queues with their first and last numbers. The
+trailer is the directory's position, its length, its CRC-32, the CRC-32 of the footer of Parquet, and "RMQARCH2". A file
+without a trailer is incomplete. The numbers in sections and trailer are big-endian. A CRC-32 covers the stored bytes of
+each group and section, and is checked before they are decoded. For other readers, each page has a checksum, too.
 
 Not handled here: the places of segments (`rmqkit.store.archive.places`), the list of segments
 (`rmqkit.store.archive.archive`), and light queues. Of a batch topic, a segment contains only the queue offsets of the
@@ -26,38 +31,49 @@ records, not the entries of the queue.
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from rmqkit.errors import BodyError, StoreError
-from rmqkit.protocol.compression import Compression, compress, decompress
+from rmqkit.protocol.compression import Compression, decompress
 from rmqkit.protocol.record import BLANK_BYTES, COMPRESSED, pack_blank
-from rmqkit.store.archive.contents import KEY, Contents, contents_of
-from rmqkit.store.log.scan import Buffer
+from rmqkit.store.archive.contents import KEY
 
-if TYPE_CHECKING:
-    from rmqkit.store.archive.contents import Numbers
+__all__ = [
+    "BLOCK",
+    "GROUP",
+    "MAGIC",
+    "PARQUET",
+    "PLACE",
+    "TRAILER",
+    "Block",
+    "Directory",
+    "PlaceOf",
+    "Queue",
+    "Section",
+    "SegmentFile",
+    "blocks_of",
+    "parts_of",
+    "rebuild",
+]
 
-__all__ = ["Block", "Directory", "PlaceOf", "Queue", "Section", "SegmentFile", "parts_of", "rebuild", "write_segment"]
+MAGIC = b"RMQARCH2"
+PARQUET = b"PAR1"
+"""The first and the last bytes of a Parquet file."""
 
-MAGIC = b"RMQARCH1"
-BLOCK_BYTES = 256 << 10
-"""Uncompressed size of a block. A request returns hundreds of messages, and a pull decompresses little more than it
-returns."""
-
-ROWS_MAX = 8192
-_LEVEL = 3
 _SECTION_BYTES_MAX = 256 << 20
-BLOCK = struct.Struct(">QIIIqq")
+GROUP = struct.Struct(">QIII")
+BLOCK = struct.Struct(">IIIqq")
 PLACE = struct.Struct(">QII")
-FOOTER = struct.Struct(">QII8s")
+TRAILER = struct.Struct(">QIII8s")
+_FOOTER_END = struct.Struct("<I4s")
 _ZSTD = COMPRESSED | Compression.ZSTD
 
 ReadAt = Callable[[int, int], bytes]
@@ -96,9 +112,9 @@ class Directory(Struct, frozen=True, array_like=True):
         record_count: number of records.
         other_bytes: number of bytes that are not a record.
         queues: the queues, sorted by topic and queue id.
+        groups, blocks: the sections of these names.
         places, keys: the parts of each table, with the first physical offset or the first hash of each part.
-        log: the identity of the log (`rmqkit.store.archive.identity`); empty in segments of old releases without
-            identities.
+        log: the identity of the log (`rmqkit.store.archive.identity`); empty if it was unknown.
     """
 
     start: int
@@ -110,6 +126,7 @@ class Directory(Struct, frozen=True, array_like=True):
     record_count: int
     other_bytes: int
     queues: list[Queue]
+    groups: Section
     blocks: Section
     places: list[tuple[int, Section]]
     keys: list[tuple[int, Section]]
@@ -117,12 +134,21 @@ class Directory(Struct, frozen=True, array_like=True):
 
 
 class Block(NamedTuple):
-    """A row of the section ``blocks``."""
+    """The records of one queue in a group, or a frame of others: a row of the section ``blocks``, and its group.
+
+    Attributes:
+        position, stored_bytes, footer_bytes, crc: the row of the section ``groups``.
+        at, bytes: position and size of the block in the records of the group.
+        first: number of the first message; -1 for bytes that are not a record.
+        first_time: storeTimestamp of the first message, in ms.
+    """
 
     position: int
     stored_bytes: int
-    bytes: int
+    footer_bytes: int
     crc: int
+    at: int
+    bytes: int
     first: int
     first_time: int
 
@@ -132,112 +158,6 @@ class PlaceOf(NamedTuple):
 
     block: int
     at: int
-
-
-# ---------------------------------------------------------------- writing
-
-
-def write_segment(log: Buffer, start: int, out: BinaryIO, *, with_tags: bool, log_id: str = "") -> Directory:
-    """Write the segment of a full log file.
-
-    Args:
-        log: the content of the file.
-        start: physical offset of its first byte, which is its name.
-        with_tags: whether TAGS is a key, too (``indexTags``).
-        log_id: the identity of the log.
-
-    Raises:
-        OSError: the segment cannot be written.
-    """
-    contents = contents_of(log, start, with_tags=with_tags)
-    writing = _Writing(out, contents)
-    queues: list[Queue] = []
-    with memoryview(log) as view:
-        for group in contents.groups:
-            block = len(writing.blocks)
-            writing.add(view, group.parts)
-            queues.append(Queue(*group.queue, group.first, group.end, block, len(writing.blocks)))
-    blocks = writing.section(b"".join(BLOCK.pack(*row) for row in writing.blocks))
-    directory = Directory(
-        start=start,
-        end=start + len(log),
-        records_end=start + contents.records_end,
-        identity=contents.identity,
-        first_time=contents.first_time,
-        last_time=contents.last_time,
-        record_count=contents.record_count,
-        other_bytes=contents.other_bytes,
-        queues=queues,
-        blocks=blocks,
-        places=writing.table(PLACE, writing.places(start)),
-        keys=writing.table(KEY, contents.keys),
-        log=log_id,
-    )
-    found = writing.section(msgspec.msgpack.encode(directory))
-    out.write(FOOTER.pack(found.position, found.stored_bytes, found.crc, MAGIC))
-    return directory
-
-
-def _taken(column: Numbers, parts: Numbers) -> list[int]:
-    """Return the values of some parts in a column."""
-    return [column[part] for part in parts] if isinstance(column, array) else column[parts].tolist()
-
-
-class _Writing:
-    """A segment that is being written."""
-
-    def __init__(self, out: BinaryIO, contents: Contents) -> None:
-        self._out = out
-        self._contents = contents
-        self._position = out.write(MAGIC)
-        self._block_of = array("I", bytes(4 * len(contents.positions)))
-        self._at = array("I", bytes(4 * len(contents.positions)))
-        self.blocks: list[Block] = []
-
-    def add(self, log: memoryview, parts: Numbers) -> None:
-        """Write the blocks of one queue."""
-        pieces: list[memoryview] = []
-        size, first = 0, int(parts[0])
-        positions, sizes = _taken(self._contents.positions, parts), _taken(self._contents.sizes, parts)
-        for part, position, part_bytes in zip(parts, positions, sizes, strict=True):
-            if pieces and size + part_bytes > BLOCK_BYTES:
-                self._end(pieces, first)
-                pieces, size, first = [], 0, int(part)
-            self._block_of[part], self._at[part] = len(self.blocks), size
-            pieces.append(log[position : position + part_bytes])
-            size += part_bytes
-        self._end(pieces, first)
-
-    def _end(self, pieces: list[memoryview], first: int) -> None:
-        content = b"".join(pieces)
-        # Release the slices before the write. A mapping with slices cannot be closed, and its BufferError would hide a
-        # write error.
-        for piece in pieces:
-            piece.release()
-        place = self.section(content)
-        number, time = int(self._contents.numbers[first]), int(self._contents.times[first])
-        self.blocks.append(Block(place.position, place.stored_bytes, len(content), place.crc, number, time))
-
-    def places(self, start: int) -> bytes:
-        """Return the rows of `PLACE` of all parts."""
-        offsets = [start + position for position in self._contents.positions.tolist()]
-        return b"".join(map(PLACE.pack, offsets, self._block_of, self._at))
-
-    def section(self, content: bytes) -> Section:
-        """Compress and write bytes."""
-        # The CRC-32 covers the stored bytes and is checked before they are decompressed. Changed bytes never reach the
-        # decoder.
-        stored = compress(content, Compression.ZSTD, _LEVEL)
-        self._out.write(stored)
-        found = Section(self._position, len(stored), zlib.crc32(stored))
-        self._position += len(stored)
-        return found
-
-    def table(self, layout: struct.Struct, rows: bytes) -> list[tuple[int, Section]]:
-        """Write sorted rows in parts. Return each part with the first value of its rows."""
-        size = ROWS_MAX * layout.size
-        parts = [rows[at : at + size] for at in range(0, len(rows), size)]
-        return [(layout.unpack_from(part)[0], self.section(part)) for part in parts]
 
 
 # ---------------------------------------------------------------- reading
@@ -263,13 +183,20 @@ class SegmentFile:
     def __init__(self, name: str, read_at: ReadAt, size: int) -> None:
         self.name = name
         self._read_at = read_at
-        if size < len(MAGIC) + FOOTER.size:
+        bytes_min = len(PARQUET) + TRAILER.size + _FOOTER_END.size
+        if size < bytes_min:
             raise StoreError(f"{name} is not an archived segment: it has {size} bytes only")
-        # Shorter if the object was cut after its length was listed.
-        footer = read_at(size - FOOTER.size, FOOTER.size).ljust(FOOTER.size, b"\0")
-        position, stored_bytes, crc, magic = FOOTER.unpack(footer)
-        if magic != MAGIC or position + stored_bytes + FOOTER.size != size:
-            raise StoreError(f"{name} is not an archived segment, or was not written to its end: it has no footer")
+        # Fewer bytes are returned if the object was cut after its length was listed.
+        footer_end = read_at(size - _FOOTER_END.size, _FOOTER_END.size).ljust(_FOOTER_END.size, b"\0")
+        footer_bytes, parquet_magic = _FOOTER_END.unpack(footer_end)
+        trailer_at = size - _FOOTER_END.size - footer_bytes - TRAILER.size
+        is_parquet = parquet_magic == PARQUET and trailer_at >= len(PARQUET)
+        trailer = read_at(trailer_at, TRAILER.size) if is_parquet else b""
+        position, stored_bytes, crc, footer_crc, magic = TRAILER.unpack(trailer.ljust(TRAILER.size, b"\0"))
+        if magic != MAGIC or position + stored_bytes != trailer_at:
+            raise StoreError(f"{name} is not an archived segment, or was not written to its end: it has no trailer")
+        footer_at = trailer_at + TRAILER.size
+        self._footer = Section(footer_at, size - footer_at, footer_crc)
         self.digest = crc
         content = self.section(Section(position, stored_bytes, crc))
         try:
@@ -284,31 +211,60 @@ class SegmentFile:
         return self._content(self._read_at(place.position, place.stored_bytes), place.crc, place.position, bytes_max)
 
     def _content(self, stored: bytes, crc: int, position: int, bytes_max: int) -> bytes:
-        if zlib.crc32(stored) != crc:
-            raise StoreError(f"{self.name} was changed or cut: its bytes at {position} have another CRC-32")
+        self._check(stored, crc, position)
         try:
             return decompress(stored, _ZSTD, bytes_max=bytes_max)
         except BodyError as error:
             raise StoreError(f"{self.name} is damaged at {position}: {error}") from None
 
+    def _check(self, stored: bytes, crc: int, position: int) -> None:
+        if zlib.crc32(stored) != crc:
+            raise StoreError(f"{self.name} was changed or cut: its bytes at {position} have another CRC-32")
+
+    def check_footer(self) -> None:
+        """Check the footer of Parquet, which this class does not use. Raises StoreError: the footer was changed. Raises
+        OSError: the footer cannot be read."""
+        place = self._footer
+        self._check(self._read_at(place.position, place.stored_bytes), place.crc, place.position)
+        if self._read_at(0, len(PARQUET)) != PARQUET:
+            raise StoreError(f"{self.name} was changed: it does not begin with {PARQUET.decode()}")
+
     def blocks(self) -> list[Block]:
         """Return all blocks, in the order of the queues. Raises the errors of `section`."""
-        return [Block(*row) for row in BLOCK.iter_unpack(self.section(self.directory.blocks))]
+        groups = list(GROUP.iter_unpack(self.section(self.directory.groups)))
+        rows = BLOCK.iter_unpack(self.section(self.directory.blocks))
+        return [Block(*groups[group], *row) for group, *row in rows]
 
     def contents(self, blocks: list[Block]) -> list[bytes]:
         """Return the content of consecutive blocks with one read. Stop at the first damaged block.
         Raises the errors of `section`, if the first block is damaged."""
-        begin = blocks[0].position
+        begin, last = blocks[0].position, blocks[-1]
         # Use one read: an object store charges more for a request than for the bytes.
-        stored = self._read_at(begin, sum(block.stored_bytes for block in blocks))
+        stored = self._read_at(begin, last.position + last.stored_bytes - begin)
         found: list[bytes] = []
+        position, records = -1, b""
         for block in blocks:
-            at = block.position - begin
-            content = stored[at : at + block.stored_bytes]
-            if found and zlib.crc32(content) != block.crc:
-                break
-            found.append(self._content(content, block.crc, block.position, block.bytes))
+            if block.position != position:
+                at = block.position - begin
+                try:
+                    records = self._records(stored[at : at + block.stored_bytes], block)
+                except StoreError:
+                    if found:
+                        break
+                    raise
+                position = block.position
+            found.append(records if block.bytes == len(records) else records[block.at : block.at + block.bytes])
         return found
+
+    def _records(self, stored: bytes, block: Block) -> bytes:
+        """Return the records of a group. Raises StoreError: the group was changed."""
+        if not block.footer_bytes:
+            return self._content(stored, block.crc, block.position, _SECTION_BYTES_MAX)
+        self._check(stored, block.crc, block.position)
+        from rmqkit.store.archive.row_groups import records_in  # a store without archive needs no pyarrow
+
+        rows, footer = stored[: -block.footer_bytes], stored[-block.footer_bytes :]
+        return records_in(rows, footer, block.position)
 
     def place_of(self, physical_offset: int) -> PlaceOf | None:
         """Return the place of the record at a physical offset, or None if no record begins there. Raises as
@@ -358,21 +314,36 @@ def _first_row(rows: bytes, layout: struct.Struct, value: int) -> int:
     return low * layout.size
 
 
+def blocks_of(segment: SegmentFile) -> Iterator[tuple[list[int], list[int], bytes]]:
+    """Yield the blocks of a segment: the physical offsets of their parts, the positions of the parts in the block, and
+    the content. A part is a record, or other bytes.
+
+    Raises the errors of `section`.
+    """
+    import numpy as np
+
+    sections = [segment.section(part) for _, part in segment.directory.places]
+    places = np.frombuffer(b"".join(sections), [("offset", ">u8"), ("block", ">u4"), ("at", ">u4")])
+    places = places[np.lexsort((places["at"], places["block"]))]
+    bounds = np.flatnonzero(np.diff(places["block"], prepend=-1, append=-1))
+    blocks, known = segment.blocks(), places["block"][bounds[:-1]].tolist()
+    if known and known[-1] >= len(blocks):
+        raise StoreError(f"{segment.name} has places in block {known[-1]}, and has {len(blocks)} blocks")
+    done = 0
+    for _, of_group in itertools.groupby(known, key=lambda number: blocks[number].position):
+        for content in segment.contents([blocks[number] for number in of_group]):
+            rows = places[bounds[done] : bounds[done + 1]]
+            yield rows["offset"].tolist(), rows["at"].tolist(), content
+            done += 1
+
+
 def parts_of(segment: SegmentFile) -> Iterator[tuple[int, bytes]]:
     """Yield all records and other bytes of a segment with their physical offsets, block by block.
 
     Raises the errors of `section`.
     """
-    of_blocks: dict[int, list[tuple[int, int]]] = {}
-    for _, part in segment.directory.places:
-        for physical_offset, block, at in PLACE.iter_unpack(segment.section(part)):
-            of_blocks.setdefault(block, []).append((at, physical_offset))
-    blocks = segment.blocks()
-    for number in sorted(of_blocks):
-        content = segment.contents([blocks[number]])[0]
-        places = sorted(of_blocks[number])
-        ends = [at for at, _ in places[1:]]
-        for (at, physical_offset), end in zip(places, [*ends, len(content)], strict=True):
+    for offsets, positions, content in blocks_of(segment):
+        for physical_offset, at, end in zip(offsets, positions, [*positions[1:], len(content)], strict=True):
             yield physical_offset, content[at:end]
 
 

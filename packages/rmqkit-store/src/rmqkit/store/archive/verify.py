@@ -2,7 +2,7 @@
 
 The check of a segment covers:
 
-- its footer and directory, and the CRC-32 of every section and block;
+- its trailer, its directory and Parquet's footer, and the CRC-32 of every section and block;
 - the range of the log: the blocks hold the whole log file without a gap;
 - every record with the CRC-32 of its body, and the first record against the identity of the segment.
 
@@ -139,6 +139,7 @@ def _check(segment: SegmentFile) -> tuple[int, list[int]]:
     """Read a whole segment. Return the number of its records, and the offsets of the records with a changed body.
     Raises StoreError: the segment is damaged."""
     directory, records, first = segment.directory, 0, None
+    segment.check_footer()
     name, covered, changed = segment.name, list[tuple[int, int]](), list[int]()
     for physical_offset, part in parts_of(segment):
         covered.append((physical_offset, physical_offset + len(part)))

@@ -75,6 +75,7 @@ __all__ = [
     "crc_matches",
     "find_record",
     "has_numpy",
+    "head_dtype",
     "log_end",
     "need_numpy",
     "pick",
@@ -232,7 +233,7 @@ class Records:
         """Return one number of every head, selected by its name in `HEAD_FIELDS`."""
         if name in _names_before_hosts() or not self.host_bits.any():
             return self.heads[name].astype("i8")
-        width = _head_dtype(0)[name].itemsize
+        width = head_dtype(0)[name].itemsize
         return _anywhere(self.buffer, f">i{width}")[self.field_at(name)].astype("i8")
 
     def field_at(self, name: str) -> Ints:
@@ -247,7 +248,7 @@ class Records:
         """Return the size of one field in bytes, for every head. Hosts have different sizes."""
         import numpy as np
 
-        widths = np.array([_head_dtype(bits)[name].itemsize for bits in _HOST_BITS])
+        widths = np.array([head_dtype(bits)[name].itemsize for bits in _HOST_BITS])
         return widths[self.host_bits]
 
 
@@ -491,7 +492,7 @@ def _sound_records(
     positions, sizes, *variable = np.frombuffer(numbers, "i8").reshape(8, -1)
     host_bits = np.frombuffer(layouts, "u1")
     return Records(
-        buffer, base_offset or 0, positions, sizes, np.frombuffer(heads, _head_dtype(0)), host_bits, *variable
+        buffer, base_offset or 0, positions, sizes, np.frombuffer(heads, head_dtype(0)), host_bits, *variable
     )
 
 
@@ -529,7 +530,7 @@ def _run(buffer: Buffer, base_offset: int | None, chain: list[int]) -> Records:
     import numpy as np
 
     at = np.array(chain, "i8")
-    heads = _anywhere(buffer, f"V{_HEAD_V4_BYTES}")[at].view(_head_dtype(0))
+    heads = _anywhere(buffer, f"V{_HEAD_V4_BYTES}")[at].view(head_dtype(0))
     sizes = heads["size"].astype("i8")
     ends = at + sizes
     host_bits = ((heads["sys_flag"] & (BORN_HOST_V6 | STORE_HOST_V6)) >> _HOST_SHIFT).astype("u1")
@@ -625,7 +626,7 @@ def _anywhere(buffer: Buffer, kind: str) -> NDArray[Any]:
 
 
 @functools.cache
-def _head_dtype(host_bits: int) -> np.dtype[Any]:
+def head_dtype(host_bits: int) -> np.dtype[Any]:
     """Return `HEAD_FIELDS` as a numpy record type for one combination of host sizes."""
     import numpy as np
 

@@ -194,6 +194,12 @@ def query(
     skip_damage: Annotated[bool, typer.Option("--skip-damage", help="Skip damaged messages.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
     as_json: _Json = False,
+    archive: Annotated[
+        str,
+        typer.Option(
+            metavar="ARCHIVE", help="Query the segments of this archive, too: /mnt/archive/broker-a, or its address."
+        ),
+    ] = "",
     unsafe: Annotated[
         bool,
         typer.Option("--unsafe", help="Let SQL read and write other files, load extensions, use the network."),
@@ -211,7 +217,7 @@ def query(
         import duckdb  # noqa: F401 - checked first: the error names the extra that installs everything
     arrow = module_of_another_package("store query", "query")
     with one_line_errors(), _said_otherwise(arrow.DAMAGE_HINT, "--skip-damage reads on"):
-        messages = arrow.dataset(root, corrupt="skip" if skip_damage else "fail")
+        messages = arrow.dataset(root, corrupt="skip" if skip_damage else "fail", archive=archive)
         found = arrow.query(messages, sql, unsafe=unsafe)
         if found is None:
             return

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rmqkit.arrow.kernels.batch import MessageBatch
-from rmqkit.arrow.kernels.gather import gather
 from rmqkit.protocol import properties as names
 from rmqkit.protocol.record import host_text
+from rmqkit.store.kernels.batch import MessageBatch
+from rmqkit.store.kernels.gather import gather
 from rmqkit.store.log.scan import Records
 
 Kernel = Callable[[MessageBatch], pa.Array]

@@ -24,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rmqkit.arrow.kernels.gather import gather, text_array
-from rmqkit.arrow.kernels.properties import Properties
 from rmqkit.errors import BodyError
 from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, BatchEntry, decode_batch
+from rmqkit.store.kernels.gather import gather, text_array
+from rmqkit.store.kernels.properties import Properties
 from rmqkit.store.log.scan import Records
 
 _PLAIN_BYTES_MAX = 32 << 20

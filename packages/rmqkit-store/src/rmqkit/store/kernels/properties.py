@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rmqkit.arrow.kernels.gather import between, gather, octets_of, pick
+from rmqkit.store.kernels.gather import between, gather, octets_of, pick
 
 _NAME_END = 1
 _ENTRY_END = 2
