@@ -3,9 +3,7 @@ package rmqkit.errors;
 import java.util.List;
 import java.util.stream.Collectors;
 
-/**
- * A failed request to a broker or a name server, with the classes and texts of {@code rmqkit.errors} in Python.
- */
+/** A failed request to a broker or a name server, with the classes and texts of {@code rmqkit.errors} in Python. */
 public abstract class Failure extends RuntimeException {
     private static final long serialVersionUID = 1L;
     private static final int SYSTEM_BUSY = 2;

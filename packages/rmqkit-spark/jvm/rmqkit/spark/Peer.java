@@ -17,6 +17,7 @@ import java.nio.file.Files;
 import java.nio.file.Path;
 import java.security.GeneralSecurityException;
 import java.security.KeyStore;
+import java.security.cert.CertificateFactory;
 import java.security.cert.X509Certificate;
 import java.util.ArrayDeque;
 import java.util.Base64;
@@ -30,11 +31,10 @@ import java.util.concurrent.atomic.AtomicInteger;
 import javax.crypto.Mac;
 import javax.crypto.spec.SecretKeySpec;
 import javax.net.ssl.SSLContext;
-import javax.net.ssl.SSLEngine;
 import javax.net.ssl.SSLSocket;
 import javax.net.ssl.TrustManager;
 import javax.net.ssl.TrustManagerFactory;
-import javax.net.ssl.X509ExtendedTrustManager;
+import javax.net.ssl.X509TrustManager;
 import rmqkit.errors.Failure;
 
 /**
@@ -85,9 +85,7 @@ final class Peer implements Closeable {
         input = new DataInputStream(new BufferedInputStream(socket.getInputStream(), 1 << 16));
     }
 
-    /**
-     * Send a request and return the response, whatever its code. Raises Failure: there is no response.
-     */
+    /** Send a request and return the response, whatever its code. Throws Failure: there is no response. */
     static Answer call(String address, LiveTask task, int code, String name, Map<String, String> fields) {
         int timeoutMs = (int) Math.min(task.number("pullTimeoutMs"), Integer.MAX_VALUE);
         String key = address + " " + task.isSet("useTls") + " " + task.text("trusted");
@@ -246,7 +244,7 @@ final class Peer implements Closeable {
             KeyStore store = KeyStore.getInstance(KeyStore.getDefaultType());
             store.load(null, null);
             try (InputStream file = Files.newInputStream(Path.of(trusted))) {
-                for (var one : java.security.cert.CertificateFactory.getInstance("X.509").generateCertificates(file)) {
+                for (var one : CertificateFactory.getInstance("X.509").generateCertificates(file)) {
                     store.setCertificateEntry("ca" + store.size(), one);
                 }
             }
@@ -262,19 +260,7 @@ final class Peer implements Closeable {
     }
 
     /** Trusts every certificate: without trustCertPath connections are encrypted, but not verified. */
-    private static final class Anybody extends X509ExtendedTrustManager {
-        @Override
-        public void checkClientTrusted(X509Certificate[] chain, String type, Socket socket) {}
-
-        @Override
-        public void checkServerTrusted(X509Certificate[] chain, String type, Socket socket) {}
-
-        @Override
-        public void checkClientTrusted(X509Certificate[] chain, String type, SSLEngine engine) {}
-
-        @Override
-        public void checkServerTrusted(X509Certificate[] chain, String type, SSLEngine engine) {}
-
+    private static final class Anybody implements X509TrustManager {
         @Override
         public void checkClientTrusted(X509Certificate[] chain, String type) {}
 

@@ -160,7 +160,7 @@ final class Pulls implements Supplier<RecordWalk> {
         throw Failure.noNameServer(failures);
     }
 
-    /** Raise DataLost for the messages from the offset to an end if the option says so, otherwise log it. */
+    /** Throw DataLost for the messages from the offset to an end if the option says so, otherwise log them. */
     private void lost(long end, String why) {
         String text = "messages " + offset + " to " + (end - 1) + " of " + task.queue() + " are gone: " + why
                 + "; failOnDataLoss=false continues without them";
