@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rmqkit.errors import SettingsError
 from rmqkit.spark.jobs.typed_schema import RowDecoder, RowSchema, read_schema
@@ -109,6 +111,12 @@ def test_a_body_that_does_not_fit_has_a_reason(schema: RowSchema, body: bytes, r
     decoded = RowDecoder(schema).decode([body])
     assert decoded.fits == [False], decoded.columns
     assert decoded.reasons[0].startswith(reason)
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_row_or_have_a_reason(schema: RowSchema, body: bytes) -> None:
+    decoded = RowDecoder(schema).decode([body])
+    assert decoded.fits == [not decoded.reasons]
 
 
 def test_a_required_field_of_proto_2_is_required(tmp_path: Path) -> None:

@@ -276,6 +276,26 @@ def test_a_killed_merge_of_an_iceberg_table_is_committed_once(tmp_path: Path, mo
     assert (snapshot_count(lake), lake.ids()) == (snapshots, [1, 2])
 
 
+def test_rows_that_another_program_deletes_during_a_merge_stay_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    with lake.opened() as table:
+        for number in (1, 2, 3):
+            add(table, number, ids(number))
+    with monkeypatch.context() as patched, lake.opened() as table:
+        patched.setattr(archive_target, "_move", _before(archive_target._move, 1))
+        with pytest.raises(Killed):
+            table.compact()
+    catalog = load_catalog("c", **lake.catalog)
+    catalog.load_table("n.t").delete("id == 1")
+    catalog.close()
+    with lake.opened() as table:
+        assert (data_file_count(lake), lake.ids()) == (2, [2, 3])
+        table.compact()
+    assert (data_file_count(lake), lake.ids()) == (1, [2, 3])
+
+
 def snapshot_count(lake: Lake) -> int:
     catalog = load_catalog("c", **lake.catalog)
     count = len(catalog.load_table("n.t").snapshots())

@@ -2,18 +2,18 @@
 
 A body is one record of exactly this schema, without the header of a file and without the id of a registry.
 
-=============================================  =========================================================================
-Avro                                           column
-=============================================  =========================================================================
-``string``, ``enum``                           string
-``int``, ``long``                              int, bigint
-``float``, ``double``, ``boolean``             float, double, boolean
-``bytes``, ``fixed``                           binary
-``decimal`` of ``bytes`` or ``fixed``          decimal, up to 38 digits
+==============================================  ========================================================================
+Avro                                            column
+==============================================  ========================================================================
+``string``, ``enum``                            string
+``int``, ``long``                               int, bigint
+``float``, ``double``, ``boolean``              float, double, boolean
+``bytes``, ``fixed``                            binary
+``decimal`` of ``bytes`` or ``fixed``           decimal, up to 38 digits
 ``date``, ``timestamp-millis`` and ``-micros``  date, timestamp in µs, UTC
-``array``, ``map``, ``record``                 list, map, struct
-union of ``null`` and one type                 the type; null is allowed
-=============================================  =========================================================================
+``array``, ``map``, ``record``                  list, map, struct
+union of ``null`` and one type                  the type; null is allowed
+==============================================  ========================================================================
 
 Any other type is refused, and so is a record that contains itself. Another ``logicalType`` is ignored, as Avro's
 specification says. Each value has at least one byte, because records without fields are refused, so the size of the

@@ -16,6 +16,10 @@ number of a run is the number of Spark's batch plus 1. A batch that was killed b
 Spark repeats it. A batch that was killed later is finished by the next start, and its repetition finds its number and
 adds nothing. A manifest also has the query (the checkpoint) and the columns of the body. Only the last manifest is
 stored. A reader of a plain Parquet folder may see a part of a batch while its files are moved.
+
+Merged files are published in the same way, with the number of the last batch, so their manifest replaces the manifest
+of the batch. It names the files that they replace. In a plain folder the replaced files are deleted before the merged
+files get their places, so no row is there twice.
 """
 
 from __future__ import annotations
@@ -268,13 +272,14 @@ def _iceberg_files(table: Any, target: Target) -> dict[DataFile, Any]:
 def _commit_iceberg(catalog: Any, name: str, target: Target, schema: pa.Schema, run: Run) -> None:
     table = catalog.load_table(name)
     if run.replaced:
-        current = _iceberg_files(table, target)
-        # A table that was killed after this commit has none of the replaced files.
-        if gone := [current[file] for file in current if file.path in run.replaced]:
+        replaced = [one for file, one in _iceberg_files(table, target).items() if file.path in run.replaced]
+        # Files are missing if a merge was killed after this commit. Then, or if another program deleted rows since the
+        # files were read, the merged files must not be added.
+        if len(replaced) == len(run.replaced):
             with table.transaction() as transaction:
                 with transaction.update_snapshot().overwrite() as overwrite:
-                    for file in gone:
-                        overwrite.delete_data_file(file)
+                    for one in replaced:
+                        overwrite.delete_data_file(one)
                 transaction.add_files([f"{target.uri}/{file.path}" for file in run.files])
         return
     if not run.files or int(table.properties[_BATCH_PROPERTY]) >= run.number:
