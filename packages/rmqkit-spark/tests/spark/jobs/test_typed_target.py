@@ -224,6 +224,20 @@ def test_small_files_are_merged(lake: Lake) -> None:
     assert (data_file_count(lake), lake.ids()) == (2, [1, 2, 3, 4, 5])
 
 
+@pytest.mark.parametrize(("limit", "row_groups"), [(1 << 20, 1), (15, 2)])
+def test_rows_of_small_files_share_row_groups(
+    tmp_path: Path, limit: int, row_groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(typed_compact, "ROW_GROUP_BYTES", limit)
+    lake = Lake(tmp_path, "parquet")
+    with lake.opened() as table:
+        for number in (1, 2, 3):
+            add(table, number, ids(number))
+        table.compact()
+    [path] = Path(lake.place.text).glob("*.parquet")
+    assert (pq.read_metadata(path).num_row_groups, lake.ids()) == (row_groups, [1, 2, 3])
+
+
 def test_merged_files_have_nulls_in_new_columns(lake: Lake) -> None:
     with lake.opened() as table:
         add(table, 1, ids(1))

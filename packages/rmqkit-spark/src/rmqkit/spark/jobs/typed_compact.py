@@ -14,8 +14,10 @@ from rmqkit.spark.jobs.archive_files import ArchivedFile, CountedSink
 from rmqkit.spark.jobs.archive_target import Target
 
 SMALL_BYTES = 32 << 20
-"""Files of this size or more are not merged. It also bounds the memory: one file is read at a time."""
+"""Files of this size or more are not merged."""
 MERGED_BYTES = 128 << 20
+ROW_GROUP_BYTES = 128 << 20
+"""Size in memory of the rows that are written together. A row group of each small file would make slow files."""
 
 
 class DataFile(NamedTuple):
@@ -49,19 +51,19 @@ def merged(target: Target, number: int, paths: list[str]) -> ArchivedFile:
     """Write the rows of files to a new file in the staging folder of batch ``number``."""
     filesystem, folder = target.filesystem(), target.staging(number)
     filesystem.create_dir(folder)
-    # A file that is older than a column has nulls there.
     schema = pa.unify_schemas([pq.read_schema(path, filesystem=filesystem) for path in paths])
     name = f"{number - 1:06d}-{uuid.uuid4().hex[:12]}.parquet"
     sink = CountedSink(filesystem.open_output_stream(f"{folder}/{name}"))
     rows = 0
     with pq.ParquetWriter(pa.PythonFile(sink, mode="w"), schema, compression="zstd") as writer:
+        tables = [schema.empty_table()]
         for path in paths:
-            table = pq.read_table(path, filesystem=filesystem)
-            lacking = [one for one in schema if one.name not in table.column_names]
-            for one in lacking:
-                table = table.append_column(one, pa.nulls(len(table), one.type))
-            writer.write_table(table.select(schema.names))
-            rows += len(table)
+            tables.append(pq.read_table(path, filesystem=filesystem))
+            if path is paths[-1] or sum(table.nbytes for table in tables) > ROW_GROUP_BYTES:
+                # A file that is older than a column has nulls there.
+                writer.write_table(whole := pa.concat_tables(tables, promote_options="default"))
+                rows += len(whole)
+                del tables[1:]
     sink.close()
     return ArchivedFile(
         path=name, segment=0, topic=None, day=None, rows=rows, bytes=sink.size, offset_min=0, offset_max=0,
