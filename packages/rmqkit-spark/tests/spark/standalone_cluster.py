@@ -27,9 +27,10 @@ END_SECONDS = 60
 CLUSTER_CONF: Mapping[str, str] = {
     "spark.driver.host": HOST,
     "spark.driver.bindAddress": HOST,
-    # The first task waits until every worker has an executor.
+    # The first task waits until every worker has an executor: the worker may still end that of a former driver.
     "spark.cores.max": str(WORKERS),
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "300s",
 }
 """Settings of a driver that uses the cluster."""
 
