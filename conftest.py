@@ -49,7 +49,7 @@ TAKES_SESSION = re.compile(r"[(, ]spark(: SparkSession)?[,)]")
 
 LONG = (
     PROXY,
-    "packages/rmqkit-spark/tests/spark/test_local_cluster.py",
+    "packages/rmqkit-spark/tests/spark/test_cluster.py",
     "tests/faults/spark/test_eos.py",
     "tests/faults/spark/test_streams.py",
     "tests/faults/test_damage.py",

@@ -43,6 +43,11 @@ KINDS: dict[str, dict[str, Program]] = {
         "eos": Program(
             "tests.faults.spark.eos", "200 kills under the transactional Spark sink, ours and Apache's broker"
         ),
+        "cluster": Program(
+            "tests.faults.spark.eos",
+            "20 kills each of driver, executor, worker, broker: from topic to topic on a Spark cluster; 40 minutes",
+            ("--each", "20", "--source", "topic", "--server", "rmqkit"),
+        ),
     },
     "soak": {
         "clients": Program("tests.faults.soak", "clients of every kind under load; --seconds 1800"),

@@ -10,15 +10,13 @@ Java machines, Python workers) can be found and killed by their ids.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,12 +24,13 @@ import msgspec
 
 from tests.interop.server_process import wait_until
 from tests.spark.session import short_lived, spark_home
+from tests.spark.standalone_cluster import kill, processes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Plan", "Query", "kill"]
+__all__ = ["Plan", "Query"]
 
 ROOT = Path(__file__).parents[3]
 PYTHON_PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -101,7 +100,7 @@ class Program:
 
     def members(self) -> dict[int, str]:
         """Return all processes of its session: id and command line."""
-        return dict(_of_session(self._popen.pid))
+        return dict(processes(self._popen.pid))
 
     def kill(self) -> None:
         """Send SIGKILL to all its processes until none is left."""
@@ -198,23 +197,6 @@ def _reason(program: Program) -> str:
 
 def _count(folder: Path) -> int:
     return 1 + max((int(file.name) for file in folder.glob("*") if file.name.isdigit()), default=-1)
-
-
-def kill(pid: int) -> None:
-    """Send SIGKILL to a process, if it still exists."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
-def _of_session(session: int) -> Iterator[tuple[int, str]]:
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[3]) == session and fields[0] != "Z":
-                    yield int(folder.name), (folder / "cmdline").read_text().replace("\0", " ")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
 
 
 # ---------------------------------------------------------------- inside the program

@@ -100,7 +100,9 @@ def servers(which: str, folder: Path, conf: Mapping[str, object]) -> Servers | A
     Raises Unavailable: the machine cannot run Apache's servers."""
     if which == APACHE:
         return ApacheServers(folder, conf)
-    return Servers(folder, conf="".join(f"{name}={value}\n" for name, value in conf.items()))
+    # The port of gRPC is the same for all brokers of a machine, so another program's broker may have it after a kill.
+    own = {"grpcServerPort": -1, **conf}
+    return Servers(folder, conf="".join(f"{name}={value}\n" for name, value in own.items()))
 
 
 def set_queues(broker_addr: str, topic: str, count: int) -> None:

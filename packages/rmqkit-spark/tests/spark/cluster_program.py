@@ -1,8 +1,9 @@
-"""A program on a cluster of two executor JVMs. ``test_local_cluster.py`` starts it and checks its output.
+"""A program on a cluster with two executors. ``test_cluster.py`` starts it and checks its output.
 
 ``python cluster_program.py SETUP``: ``SETUP`` is the JSON of a `Setup`. Every function in `CASES` is a case. It gets
 the session and the setup, and its result is printed as a line of JSON, ``[name, value]``. A new case needs a function
-here and a test in ``test_local_cluster.py``.
+here and a test in ``test_cluster.py``. In some cases a task kills its executor, with SIGKILL, after it has passed on
+the first rows.
 """
 
 from __future__ import annotations
@@ -10,21 +11,23 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from rmqkit.errors import RmqError
 from rmqkit.spark import one_line, spark_session
 from rmqkit.spark.jobs.summary import summary
 from rmqkit.spark.options import Entity
+from rmqkit.spark.source import store
 
-MASTER = "local-cluster[2,1,1024]"
 ENTITIES = (Entity.CONSUME_QUEUE, Entity.INDEX, Entity.DELAY, Entity.TOPICS)
 
 
@@ -32,17 +35,22 @@ class Setup(msgspec.Struct):
     """The input of the cases.
 
     Attributes:
+        master: the address of the cluster's master. ``has_jar``: True to read stores in Java.
         store: the directory of a golden store. ``slots``: the slot number of its index files.
-        name_server: the name server of a running broker. ``topic``: a topic with numbers as bodies.
+        name_server: the name server of a running broker. ``topic``: a topic with numbers as bodies. ``target``: a
+            topic without messages.
         work_dir: an empty directory.
         without_package: a directory that hides the package if it is on PYTHONPATH.
         conf: settings of the session.
     """
 
+    master: str
+    has_jar: bool
     store: str
     slots: str
     name_server: str
     topic: str
+    target: str
     work_dir: str
     without_package: str
     conf: dict[str, str]
@@ -53,15 +61,11 @@ Case = Callable[[SparkSession, Setup], Any]
 
 def java_runtimes(spark: SparkSession, setup: Setup) -> Any:
     """The driver's Java version, and the programs that run the executors."""
-
-    def of_executor(_: int) -> str:
-        daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
-        return str(Path(f"/proc/{daemon.rpartition(')')[2].split()[1]}/exe").readlink())
-
     tasks = spark.sparkContext.parallelize(range(8), 8)
+    programs = tasks.map(lambda _: str(Path(f"/proc/{_executor()}/exe").readlink()))
     jvm = spark.sparkContext._jvm
     assert jvm is not None
-    return {"version": jvm.java.lang.System.getProperty("java.version"), "executors": tasks.map(of_executor).collect()}
+    return {"version": jvm.java.lang.System.getProperty("java.version"), "executors": programs.collect()}
 
 
 def store_messages(spark: SparkSession, setup: Setup) -> Any:
@@ -73,8 +77,15 @@ def store_messages(spark: SparkSession, setup: Setup) -> Any:
         "totals": list(counted[:2]),
         "partitions": counted[2] + 1,
         "tagged": frame.where("topic = 'GoldTag'").count(),
+        "plan": frame._jdf.queryExecution().executedPlan().toString(),  # type: ignore[operator]
         "executors": spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1,  # type: ignore[union-attr]
     }
+
+
+def store_killed(spark: SparkSession, setup: Setup) -> Any:
+    """Return the totals of a store. One executor is killed while it reads."""
+    frame = _store(spark, setup, splitBytes="60k").selectExpr("length(body) size")
+    return list(_with_a_kill(frame, setup, "store").selectExpr("count(1)", "sum(size)").collect()[0])
 
 
 def store_entities(spark: SparkSession, setup: Setup) -> Any:
@@ -93,22 +104,21 @@ def job_summary(spark: SparkSession, setup: Setup) -> Any:
 
 def live_batch(spark: SparkSession, setup: Setup) -> Any:
     """The numbers in a topic."""
-    frame = spark.read.format("rocketmq").options(
-        nameServer=setup.name_server, subscribe=setup.topic, minPartitions="8"
-    )
-    return _numbers(frame.load())
+    return _numbers(_topic(spark, setup, setup.topic))
 
 
 def live_stream(spark: SparkSession, setup: Setup) -> Any:
-    """The numbers that a stream has written when it has read what there was."""
-    source = spark.readStream.format("rocketmq").options(
-        nameServer=setup.name_server, subscribe=setup.topic, startingOffsets="earliest", maxOffsetsPerTrigger="90"
-    )
+    """The numbers that a stream has written to files. One executor is killed in the first batch."""
     out = f"{setup.work_dir}/streamed"
-    writer = source.load().select("body").writeStream.format("parquet").option("path", out)
-    query = writer.option("checkpointLocation", f"{setup.work_dir}/checkpoint").trigger(availableNow=True).start()
-    query.awaitTermination(100)
-    return {"batches": len(query.recentProgress), "numbers": _numbers(spark.read.parquet(out))}
+    batches = _streamed(spark, setup, "files", "parquet", path=out)
+    return {"batches": batches, "numbers": _numbers(spark.read.parquet(out))}
+
+
+def sink(spark: SparkSession, setup: Setup) -> Any:
+    """The numbers that a stream has sent to another topic. One executor is killed in the first batch."""
+    guarantee = {"deliveryGuarantee": "transactional", "producerGroup": "cluster-sink"}
+    batches = _streamed(spark, setup, "sink", "rocketmq", nameServer=setup.name_server, topic=setup.target, **guarantee)
+    return {"batches": batches, "numbers": _numbers(_topic(spark, setup, setup.target))}
 
 
 def failing_task(spark: SparkSession, setup: Setup) -> Any:
@@ -134,10 +144,12 @@ def executors_without_package(spark: SparkSession, setup: Setup) -> Any:
 CASES: tuple[Case, ...] = (
     java_runtimes,
     store_messages,
+    store_killed,
     store_entities,
     job_summary,
     live_batch,
     live_stream,
+    sink,
     failing_task,
     executors_without_package,
 )
@@ -145,6 +157,44 @@ CASES: tuple[Case, ...] = (
 
 def _store(spark: SparkSession, setup: Setup, **options: str) -> DataFrame:
     return spark.read.format("rocketmq-store").options(**options).load(setup.store)
+
+
+def _topic(spark: SparkSession, setup: Setup, topic: str) -> DataFrame:
+    live = spark.read.format("rocketmq").options(nameServer=setup.name_server, subscribe=topic, minPartitions="8")
+    return live.load()
+
+
+def _streamed(spark: SparkSession, setup: Setup, name: str, sink_format: str, **options: str) -> int:
+    """Run a stream from the topic to its end. Return the number of batches with rows."""
+    source = spark.readStream.format("rocketmq").options(
+        nameServer=setup.name_server, subscribe=setup.topic, startingOffsets="earliest", maxOffsetsPerTrigger="90"
+    )
+    frame = _with_a_kill(source.load().select("body"), setup, name)
+    writer = frame.writeStream.format(sink_format).options(**options).trigger(availableNow=True)
+    query = writer.option("checkpointLocation", f"{setup.work_dir}/checkpoint-{name}").start()
+    assert query.awaitTermination(200), f"the stream {name} did not end"
+    return sum(progress["numInputRows"] > 0 for progress in query.recentProgress)
+
+
+def _with_a_kill(frame: DataFrame, setup: Setup, name: str) -> DataFrame:
+    """Return the rows of a frame. The first task that has passed on some of them kills its executor."""
+    marker = f"{setup.work_dir}/killed-{name}"
+
+    def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            try:
+                os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            os.kill(_executor(), signal.SIGKILL)
+
+    return frame.mapInArrow(passed_on, frame.schema)
+
+
+def _executor() -> int:
+    """Return the process of the executor: the parent of the fork server that is the parent of this worker."""
+    return int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def _numbers(frame: DataFrame) -> list[int]:
@@ -170,7 +220,9 @@ def _error(work: Callable[[], Any]) -> list[str]:
 
 if __name__ == "__main__":
     given = msgspec.json.decode(sys.argv[1], type=Setup)
-    session = spark_session("cluster", MASTER, given.conf)
+    if not given.has_jar:
+        store.JAR = Path(given.work_dir, "no.jar")
+    session = spark_session("cluster", given.master, given.conf)
     for one in CASES:
         print(json.dumps([one.__name__, _outcome(one, session, given)]), flush=True)
     session.stop()

@@ -1,7 +1,7 @@
 """Errors for bad input: one line on the driver that names the file or queue and the remedy.
 
 Tested elsewhere: damage, CRCs and options of a split in `test_reader`; files that are missing in the middle in
-`test_splits`; addresses in `test_fs`; executors without the package in `test_local_cluster`; lost messages of live
+`test_splits`; addresses in `test_fs`; executors without the package in `test_cluster`; lost messages of live
 queues in `test_broker_source`.
 """
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
-from rmqkit.errors import NoNameServer, RequestTimedOut, SettingsError, StoreError
+from rmqkit.errors import NoNameServer, RequestTimedOut, SettingsError, StoreError, exit_code
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import DataLost
 from rmqkit.spark.failures import CHECKPOINT_REMEDY, error_within, one_line
@@ -174,6 +174,13 @@ def test_a_task_of_a_job_raises_our_class(spark: SparkSession) -> None:
     assert str(raised(lambda: numbers.map(lambda _: timed_out_because()).collect())) == str(TIMED_OUT)
     frame = spark.createDataFrame(numbers.map(lambda _: timed_out_while_handling()), "number int")
     assert type(raised(lambda: frame.write.format("noop").mode("append").save())) is RequestTimedOut
+
+
+@pytest.mark.parametrize(("kind", "code"), [("NoNameServer", 3), ("PeerRefused", 1), ("RequestTimedOut", 6)])
+def test_an_error_of_which_only_the_text_is_left_has_an_exit_code(kind: str, code: int) -> None:
+    error = error_within(PythonException(f"Traceback (most recent call last):\nrmqkit.errors.{kind}: no answer\n"))
+    assert error is not None
+    assert exit_code(error) == code
 
 
 @pytest.mark.spark

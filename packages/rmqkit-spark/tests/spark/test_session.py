@@ -154,7 +154,7 @@ spark.stop()
 
 
 def test_spark_runs_on_java_17(spark: SparkSession, tmp_path: Path) -> None:
-    """21 runs in `test_local_cluster`; when the other tests run on 17 already, this has nothing to start."""
+    """21 runs in `test_cluster`; when the other tests run on 17 already, this has nothing to start."""
     if jvm_of(spark).java.lang.System.getProperty("java.specification.version") == "17":
         assert spark.range(3).count() == 3
         return

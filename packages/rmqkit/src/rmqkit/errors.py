@@ -508,11 +508,12 @@ _BY_RESPONSE = {
 def exit_code(error: RmqError) -> ExitCode:
     """Return the exit code of the command line for an error."""
     match error:
-        case PeerRefused():
-            return _BY_RESPONSE.get(error.code, ExitCode.FAILED)
+        # An error that Spark passed on as text has no fields.
+        case PeerRefused(code=code):
+            return _BY_RESPONSE.get(code, ExitCode.FAILED)
         case SendFailed(cause=RmqError() as cause):
             return exit_code(cause)
         case NoNameServer():
-            codes = {exit_code(cause) for cause in error.causes}
+            codes = {exit_code(cause) for cause in getattr(error, "causes", ())}
             return codes.pop() if len(codes) == 1 else ExitCode.NO_SERVER
     return next((code for kind, code in _BY_CLASS if isinstance(error, kind)), ExitCode.FAILED)

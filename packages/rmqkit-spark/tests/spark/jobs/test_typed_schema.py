@@ -195,7 +195,7 @@ def test_a_schema_that_could_not_be_checked_is_refused(node: Any, text: str) -> 
             '{"type": "object", "properties": {"id": {"type": "string"}, "ID": {"type": "string"}}}',
             "id and ID differ only in case: rename one of them",
         ),
-        ("s.avsc", "{}", "is not a JSON Schema: Avro and Protobuf need packages of Spark; .*from_body_avro"),
+        ("s.proto", "", "is a source: give its descriptor, by protoc"),
     ],
 )
 def test_a_file_without_columns_is_refused(name: str, content: str, text: str, tmp_path: Path) -> None:
@@ -205,5 +205,5 @@ def test_a_file_without_columns_is_refused(name: str, content: str, text: str, t
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"schema .*/none.json cannot be read: .*; give a file with a JSON Schema"):
+    with pytest.raises(SettingsError, match=r"schema .*/none.json cannot be read: .*; give a file with a schema"):
         read_schema(tmp_path / "none.json")

@@ -21,7 +21,7 @@ from rmqkit.admin import Admin
 from rmqkit.cli import app
 from rmqkit.errors import SettingsError
 from rmqkit.spark.broker_pool import DataLost
-from rmqkit.spark.jobs import archive_target
+from rmqkit.spark.jobs import archive_target, typed_table
 from rmqkit.spark.jobs.typed_table import Written, write_table
 from tests.faults.spark.servers import set_queues
 from tests.interop.standalone import Standalone, run_standalone
@@ -57,7 +57,8 @@ class Job:
         set_queues(self.broker.broker_addr, self.topic, 1)
 
     def describe(self, schema: dict[str, Any]) -> None:
-        (self.root / "schema.json").write_text(json.dumps(schema))
+        self.schema = self.root / "schema.json"
+        self.schema.write_text(json.dumps(schema))
 
     def send(self, *bodies: bytes) -> None:
         with sync.Producer("shop", self.address) as producer:
@@ -66,7 +67,7 @@ class Job:
 
     def write(self, target: str = "t", **options: Any) -> Written:
         source = {"nameServer": self.address, **options.pop("source", {})}
-        schema, state = self.root / "schema.json", str(self.root / "state")
+        schema, state = self.schema, str(self.root / "state")
         where = target if "://" in target else f"{self.root}/{target}"
         return write_table(self.spark, self.topic, schema, where, state, source, **{"is_once": True, **options})
 
@@ -115,6 +116,40 @@ def test_the_command_writes_rows_and_rejected_rows_and_a_repeated_batch_adds_not
     job.describe(SCHEMA)
     with pytest.raises(SettingsError, match="has the column name, the schema has not: keep the property"):
         job.write()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "body", "reason"),
+    [
+        (
+            "s.avsc",
+            b'{"type": "record", "name": "R", "fields": [{"name": "id", "type": "long"}]}',
+            b"\6",
+            "a number ends early, or has more than 64 bits - at `$.id`",
+        ),
+        # The descriptor of: syntax = "proto3"; message R { int64 id = 1; }
+        (
+            "s.desc",
+            b'\n"\n\7s.proto"\x0f\n\1R\x12\n\n\2id\x18\1 \1(\3b\6proto3',
+            b"\x08\3",
+            "no R: ",
+        ),
+    ],
+)
+def test_bodies_of_other_formats_are_rows_of_a_lake_once(
+    job: Job, name: str, content: bytes, body: bytes, reason: str
+) -> None:
+    job.schema = job.root / name
+    job.schema.write_bytes(content)
+    job.send(body, b"\x80")
+    done = job.write(f"delta://{job.root}/t")
+    assert (done.rows, done.rejected) == (1, 1)
+    job.forget_last_batch()
+    assert job.write(f"delta://{job.root}/t").rows == 0
+    table = DeltaTable(job.root / "t").to_pyarrow_table()
+    assert table.column("id").to_pylist() == [3]
+    [rejected] = job.rows("t_rejected")
+    assert (rejected["body"], rejected["reason"][: len(reason)]) == (b"\x80", reason)
 
 
 def _killing(original: Callable[..., Any], count: int) -> Callable[..., Any]:
@@ -174,11 +209,25 @@ def test_a_job_without_once_runs_until_it_is_stopped(job: Job, monkeypatch: pyte
     assert [row["id"] for row in job.rows()] == [1]
 
 
+def test_a_running_job_merges_small_files_of_both_tables(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(typed_table, "COMPACTED_BATCHES", 2)
+    job.send(b'{"id": 1}', b"no JSON", b'{"id": 2}', b"no JSON")
+    # Three batches: files are merged after the second, and then the job is killed.
+    with monkeypatch.context() as patched:
+        patched.setattr(typed_table.TypedTable, "check", _killing(typed_table.TypedTable.check, 8))
+        with pytest.raises(Exception, match="killed"):
+            job.write(source={"maxOffsetsPerTrigger": "1"}, is_compacted=True)
+    assert [len(list((job.root / name).glob("*.parquet"))) for name in ("t", "t_rejected")] == [1, 1]
+    assert job.write(is_compacted=True).batches >= 1
+    assert [row["id"] for row in job.rows()] == [1, 2]
+    assert [row["_queueOffset"] for row in job.rows("t_rejected")] == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"source": {"Subscribe": "a"}}, "option Subscribe is not for typed tables: the command sets it"),
-        ({"is_compacted": True}, "cannot be compacted: only delta:// can"),
+        ({"message": "R"}, "message R needs a Protobuf descriptor"),
         ({"target": "iceberg://t"}, "is no table: write PATH"),
     ],
 )

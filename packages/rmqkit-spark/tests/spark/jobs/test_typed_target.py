@@ -14,9 +14,10 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from rmqkit.errors import SettingsError, StoreError
-from rmqkit.spark.jobs import archive_target
+from rmqkit.spark.jobs import archive_target, typed_compact
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Target
+from rmqkit.spark.jobs.typed_compact import DataFile, groups
 from rmqkit.spark.jobs.typed_schema import RowSchema, TypedColumn
 from rmqkit.spark.jobs.typed_target import Place, TypedTable, check_columns, opened_table
 
@@ -194,16 +195,134 @@ def test_another_format_of_a_table_is_refused(tmp_path: Path) -> None:
         pass
 
 
-def test_small_files_of_a_delta_table_are_merged(tmp_path: Path) -> None:
-    lake = Lake(tmp_path, "delta")
+def data_file_count(lake: Lake) -> int:
+    if lake.place.table_format == "delta":
+        return len(DeltaTable(lake.place.text).file_uris())
+    if lake.place.table_format == "parquet":
+        return len(list(Path(lake.place.text).glob("*.parquet")))
+    catalog = load_catalog("c", **lake.catalog)
+    count = len(list(catalog.load_table("n.t").scan().plan_files()))
+    catalog.close()
+    return count
+
+
+def test_small_files_are_merged(lake: Lake) -> None:
+    with lake.opened() as table:
+        table.compact()
+        for number in (1, 2, 3):
+            add(table, number, ids(number))
+        table.compact()
+        assert data_file_count(lake) == 1
+        table.compact()
+        assert not add(table, 3, ids(3))
+        assert add(table, 4, ids(4))
+        assert (data_file_count(lake), lake.ids()) == (2, [1, 2, 3, 4])
+        table.compact()
+    with lake.opened() as table:
+        assert not add(table, 4, ids(4))
+        assert add(table, 5, ids(5))
+    assert (data_file_count(lake), lake.ids()) == (2, [1, 2, 3, 4, 5])
+
+
+@pytest.mark.parametrize(("limit", "row_groups"), [(1 << 20, 1), (15, 2)])
+def test_rows_of_small_files_share_row_groups(
+    tmp_path: Path, limit: int, row_groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(typed_compact, "ROW_GROUP_BYTES", limit)
+    lake = Lake(tmp_path, "parquet")
     with lake.opened() as table:
         for number in (1, 2, 3):
             add(table, number, ids(number))
         table.compact()
-        assert len(DeltaTable(lake.place.text).file_uris()) == 1
-        assert not add(table, 3, ids(3))
-        assert add(table, 4, ids(4))
-    assert lake.ids() == [1, 2, 3, 4]
+    [path] = Path(lake.place.text).glob("*.parquet")
+    assert (pq.read_metadata(path).num_row_groups, lake.ids()) == (row_groups, [1, 2, 3])
+
+
+def test_merged_files_have_nulls_in_new_columns(lake: Lake) -> None:
+    with lake.opened() as table:
+        add(table, 1, ids(1))
+    wider = pa.schema([*SCHEMA, ("name", pa.string())])
+    with lake.opened(wider, (ID, NAME)) as table:
+        add(table, 2, pa.table({"id": [2], "name": ["b"]}, schema=wider), NAMED)
+        table.compact()
+    assert data_file_count(lake) == 1
+    assert lake.rows() == [{"id": 1, "name": None}, {"id": 2, "name": "b"}]
+
+
+# The moves of a merge are those of a batch. The replaced files of a plain folder are deleted after the first move.
+@pytest.mark.parametrize("table_format", ["parquet", "iceberg"])
+@pytest.mark.parametrize(("moves", "left"), [(0, [1, 2]), (1, []), (2, [1, 2])])
+def test_a_merge_that_was_killed_is_finished_by_the_next_run_and_no_row_is_there_twice(
+    tmp_path: Path, table_format: str, moves: int, left: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, table_format)
+    with lake.opened() as table:
+        add(table, 1, ids(1))
+        add(table, 2, ids(2))
+    with monkeypatch.context() as patched, lake.opened() as table:
+        patched.setattr(archive_target, "_move", _before(archive_target._move, moves))
+        with pytest.raises(Killed):
+            table.compact()
+    if left or table_format == "iceberg":
+        assert lake.ids() == [1, 2]
+    else:
+        assert list(Path(lake.place.text).glob("*.parquet")) == []
+    with lake.opened() as table:
+        assert table.number == 2
+        assert (data_file_count(lake), lake.ids()) == (1 if moves else 2, [1, 2])
+        assert not add(table, 2, ids(2))
+        assert add(table, 3, ids(3))
+    assert lake.ids() == [1, 2, 3]
+
+
+def test_a_killed_merge_of_an_iceberg_table_is_committed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    with lake.opened() as table:
+        add(table, 1, ids(1))
+        add(table, 2, ids(2))
+    with monkeypatch.context() as patched, lake.opened() as table:
+        patched.setattr(archive_target, "_move", _before(archive_target._move, 2))
+        with pytest.raises(Killed):
+            table.compact()
+    snapshots = snapshot_count(lake)
+    with lake.opened():
+        pass
+    assert (snapshot_count(lake), lake.ids()) == (snapshots, [1, 2])
+
+
+def test_rows_that_another_program_deletes_during_a_merge_stay_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, "iceberg")
+    with lake.opened() as table:
+        for number in (1, 2, 3):
+            add(table, number, ids(number))
+    with monkeypatch.context() as patched, lake.opened() as table:
+        patched.setattr(archive_target, "_move", _before(archive_target._move, 1))
+        with pytest.raises(Killed):
+            table.compact()
+    catalog = load_catalog("c", **lake.catalog)
+    catalog.load_table("n.t").delete("id == 1")
+    catalog.close()
+    with lake.opened() as table:
+        assert (data_file_count(lake), lake.ids()) == (2, [2, 3])
+        table.compact()
+    assert (data_file_count(lake), lake.ids()) == (1, [2, 3])
+
+
+def snapshot_count(lake: Lake) -> int:
+    catalog = load_catalog("c", **lake.catalog)
+    count = len(catalog.load_table("n.t").snapshots())
+    catalog.close()
+    return count
+
+
+def test_only_small_files_are_merged_and_not_into_too_large_ones() -> None:
+    small = typed_compact.SMALL_BYTES
+    files = [DataFile(f"{i}", small - 1) for i in range(6)] + [DataFile("a", small)]
+    assert list(groups(files)) == [["0", "1", "2", "3"], ["4", "5"]]
+    assert list(groups(files[:1])) == []
+    assert list(groups(files[4:])) == [["4", "5"]]
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,14 @@ def replay(
 # Long: the function declares and describes its options.
 def table(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic to read.")],
-    schema: Annotated[Path, typer.Option(metavar="FILE", help="JSON Schema of the bodies.", show_default=False)],
+    schema: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="Schema of the bodies: JSON Schema, Avro (FILE.avsc), or Protobuf's descriptor (FILE.desc).",
+            show_default=False,
+        ),
+    ],
     target: Annotated[
         str,
         typer.Option(
@@ -303,6 +310,9 @@ def table(
     name_server: Annotated[
         str, typer.Option("--name-servers", metavar="HOST:PORT;...", help="Name servers. (default: NAMESRV_ADDR)")
     ] = "",
+    message: Annotated[
+        str, typer.Option(metavar="NAME", help="Full name of the Protobuf message, if the descriptor has several.")
+    ] = "",
     is_once: Annotated[
         bool, typer.Option("--once", help="Stop when the messages that exist at the start are written.")
     ] = False,
@@ -310,7 +320,7 @@ def table(
         int, typer.Option("--interval", min=0, help="Seconds from one batch to the next; 0 means no pause.")
     ] = 60,
     is_compacted: Annotated[
-        bool, typer.Option("--compact", help="Merge the small files of a delta:// table at the end.")
+        bool, typer.Option("--compact", help="Merge small files at the end, and after every 60 batches.")
     ] = False,
     catalog: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Property of the Iceberg catalog; repeatable.")
@@ -342,6 +352,7 @@ def table(
             target,
             checkpoint,
             {**({"nameServer": name_server} if name_server else {}), **pairs(options)},
+            message=message,
             is_once=is_once,
             interval_s=interval_s,
             catalog=pairs(catalog),

@@ -69,13 +69,14 @@ class ArchiveSettings(Struct, rename="camel", frozen=True):
     options: dict[str, str]
 
 
-class Run(Struct, rename="camel"):
-    """The manifest of one run."""
+class Run(Struct, rename="camel", omit_defaults=True):
+    """The manifest of one run. ``replaced`` are the paths of older files whose rows are in ``files``."""
 
     number: int
     settings: ArchiveSettings
     segments: list[ArchivedSegment]
     files: list[ArchivedFile]
+    replaced: list[str] = []
 
 
 Commit = Callable[[Run], None]
@@ -202,6 +203,11 @@ class Target(Struct, frozen=True):
         folders = {file.path.rpartition("/")[0] for file in run.files} - {""}
         for folder in folders:
             filesystem.create_dir(folder)
+        # Readers of a plain folder see every Parquet file, so delete the replaced files first. Older versions of a lake
+        # table still need these files.
+        for path in run.replaced if run.settings.table_format == "parquet" else ():
+            if filesystem.get_file_info(path).type is pafs.FileType.File:
+                filesystem.delete_file(path)
         # Each step can be repeated: a file that is not in staging any more was moved before the run was killed.
         for file in run.files:
             staged = f"{self.staging(run.number)}/{file.path}"

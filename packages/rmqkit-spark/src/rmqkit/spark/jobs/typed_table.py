@@ -7,7 +7,7 @@
 =========================  =======================================================================================
 column                     value
 =========================  =======================================================================================
-each property of the body  by the JSON Schema (`rmqkit.spark.jobs.typed_schema`); null if the property is absent
+each property of the body  by the schema (`rmqkit.spark.jobs.typed_schema`); null if the property is absent
 ``_topic``, ...            the fields of the message in `MESSAGE_FIELDS`; topic, broker, queue and offset are its key
 =========================  =======================================================================================
 
@@ -37,7 +37,8 @@ from rmqkit.errors import SettingsError, StoreError
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.jobs.archive_files import ArchivedFile, CountedSink
 from rmqkit.spark.jobs.archive_target import Target
-from rmqkit.spark.jobs.typed_schema import META, RowDecoder, RowSchema, read_schema
+from rmqkit.spark.jobs.typed_columns import META, TIMESTAMP
+from rmqkit.spark.jobs.typed_schema import RowDecoder, RowSchema, read_schema
 from rmqkit.spark.jobs.typed_target import Place, TypedTable, opened_table
 from rmqkit.spark.session import address, is_connect
 from rmqkit.spark.source.broker import FORMAT
@@ -48,11 +49,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Written", "write_table"]
 
-_TIMESTAMP = pa.timestamp("us", "UTC")
 MESSAGE_FIELDS = pa.schema(
     [
         ("topic", pa.string()), ("brokerName", pa.string()), ("queueId", pa.int32()), ("queueOffset", pa.int64()),
-        ("msgId", pa.string()), ("keys", pa.string()), ("tags", pa.string()), ("storeTimestamp", _TIMESTAMP),
+        ("msgId", pa.string()), ("keys", pa.string()), ("tags", pa.string()), ("storeTimestamp", TIMESTAMP),
     ]
 )  # fmt: skip
 _COLUMNS = [field.with_name(META + field.name) for field in MESSAGE_FIELDS]
@@ -60,6 +60,8 @@ _REJECTED = pa.schema([("body", pa.binary()), ("reason", pa.string()), *_COLUMNS
 _READ = ("body", "commitLogOffset", *MESSAGE_FIELDS.names)
 _OWN_OPTIONS = ("subscribe", "topic", "subscribepattern", "assign", "columns")
 _LOOK_S = 0.5
+COMPACTED_BATCHES = 60
+"""A job that compacts merges small files after so many batches: by default once an hour."""
 
 
 class Written(Struct):
@@ -82,6 +84,7 @@ def write_table(
     checkpoint: str,
     options: Mapping[str, str] | None = None,
     *,
+    message: str = "",
     is_once: bool = False,
     interval_s: int = 60,
     catalog: Mapping[str, str] | None = None,
@@ -91,14 +94,16 @@ def write_table(
     """Append the messages of a topic to a table, until ``stop`` is set or the source fails.
 
     Args:
-        schema: file with the JSON Schema of the bodies. A new optional property adds a column.
+        schema: file with the schema of the bodies: a JSON Schema, ``.avsc`` of Avro, or ``.desc``, the descriptor of
+            Protobuf. A new optional property adds a column.
+        message: full name of the Protobuf message, if the descriptor's file has several.
         target: PATH or parquet://PATH, delta://PATH, or iceberg://CATALOG/NAMESPACE.TABLE.
         checkpoint: folder of the stream's progress. Table and checkpoint belong together.
         options: options of ``rocketmq``: nameServer, startingOffsets (default: earliest), maxOffsetsPerTrigger, ...
         is_once: whether to stop when all messages that exist at the start are written.
         interval_s: seconds from the start of a batch to the start of the next.
         catalog: properties of the Iceberg catalog.
-        is_compacted: whether to merge the small files of a Delta table at the end.
+        is_compacted: whether to merge the small files at the end, and after every `COMPACTED_BATCHES` batches.
 
     Raises:
         SettingsError: schema, target or an option is not valid, or they do not continue the table.
@@ -109,16 +114,15 @@ def write_table(
     if is_connect(spark):
         raise SettingsError("a typed table needs the driver in this process: use a master, not Spark Connect")
     place = Place.of(target)
-    if is_compacted and place.table_format != "delta":
-        raise SettingsError(f"target {target} cannot be compacted: only delta:// can")
     given = {"startingOffsets": "earliest", **(options or {})}
     for name in given:
         if name.lower() in _OWN_OPTIONS:
             raise SettingsError(f"option {name} is not for typed tables: the command sets it")
     source = {**given, "subscribe": topic, "columns": ",".join(_READ)}
     state = checkpoint if "://" in checkpoint else str(Path(checkpoint).absolute())
-    with one_line(), _opened(spark, read_schema(schema), place, catalog or {}) as batches:
+    with one_line(), _opened(spark, read_schema(schema, message), place, catalog or {}) as batches:
         batches.written = Written(topic, place.text, place.rejected.text)
+        batches.is_compacted = is_compacted
         stream = spark.readStream.format(FORMAT).options(**source).load().writeStream.foreachBatch(batches.write)
         stream = stream.option("checkpointLocation", state)
         query = start_stream(
@@ -164,6 +168,7 @@ class _Batches:
 
     def __init__(self, schema: RowSchema, table: TypedTable, rejected: TypedTable) -> None:
         self.written = Written("", "", "")
+        self.is_compacted = False
         self._schema = schema
         self._tables = (rejected, table)
         self._lock = threading.Lock()
@@ -195,6 +200,8 @@ class _Batches:
         self.written.batches += 1
         self.written.rejected += counts[0]
         self.written.rows += counts[1]
+        if self.is_compacted and number % COMPACTED_BATCHES == 0:
+            self.compact()
 
     def close(self) -> None:
         """Wait until the running batch is complete, and refuse later batches."""

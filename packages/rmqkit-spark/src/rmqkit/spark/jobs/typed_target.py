@@ -16,11 +16,15 @@ number of a run is the number of Spark's batch plus 1. A batch that was killed b
 Spark repeats it. A batch that was killed later is finished by the next start, and its repetition finds its number and
 adds nothing. A manifest also has the query (the checkpoint) and the columns of the body. Only the last manifest is
 stored. A reader of a plain Parquet folder may see a part of a batch while its files are moved.
+
+Merged files are published in the same way, with the number of the last batch, so their manifest replaces the manifest
+of the batch. It names the files that they replace. In a plain folder the replaced files are deleted before the merged
+files get their places, so no row is there twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -35,6 +39,7 @@ from rmqkit.errors import SettingsError, StoreError
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import ArchiveSettings, Commit, Run, Target
 from rmqkit.spark.jobs.lake import TABLE_FORMATS, opened_catalog
+from rmqkit.spark.jobs.typed_compact import DataFile, data_files, groups, merged
 from rmqkit.spark.jobs.typed_schema import RowSchema, TypedColumn
 
 _APPLICATION = "rmqkit.table"
@@ -72,9 +77,17 @@ class TypedTable:
     """A table that is open for batches. Its lock prevents other jobs.
     ``target`` is the folder of the files."""
 
-    def __init__(self, target: Target, commit: Commit, table_format: str, runs: Sequence[Run]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        commit: Commit,
+        files: Callable[[], list[DataFile]],
+        table_format: str,
+        runs: Sequence[Run],
+    ) -> None:
         self.target = target
         self._commit = commit
+        self._files = files
         self._format = table_format
         self._runs = list(runs)
 
@@ -119,11 +132,20 @@ class TypedTable:
         return True
 
     def compact(self) -> None:
-        """Merge the small files of a Delta table."""
-        from deltalake import DeltaTable
+        """Merge the small files. The merged files are published as a second run with the number of the last batch."""
+        if not self._runs:
+            return
+        if self._format == "delta":
+            from deltalake import DeltaTable
 
-        if DeltaTable.is_deltatable(self.target.root):
             DeltaTable(self.target.root).optimize.compact()
+            return
+        grouped = list(groups(self._files()))
+        if grouped:
+            files = [merged(self.target, self.number, group) for group in grouped]
+            run = Run(self.number, self._runs[-1].settings, [], files, [path for group in grouped for path in group])
+            self.target.publish(run, self._commit)
+            self._runs = [run]
 
 
 @contextmanager
@@ -142,7 +164,7 @@ def opened_table(
         ExtraMissing: the library of the format is not installed.
     """
     with ExitStack() as stack:
-        target, commit = _connected(place, schema, catalog, stack)
+        target, commit, files = _connected(place, schema, catalog, stack)
         stack.enter_context(target.held(("metadata", "data") if place.table_format == "iceberg" else ()))
         for run in [*target.runs(), *target.pending()][-1:]:
             if columns is not None:
@@ -153,7 +175,7 @@ def opened_table(
                     f"table {target.root} has the format {run.settings.table_format}: write it before ://"
                 )
         target.recover(commit)
-        yield TypedTable(target, commit, place.table_format, target.runs())
+        yield TypedTable(target, commit, files, place.table_format, target.runs())
 
 
 def check_columns(table: str, before: Sequence[TypedColumn], now: Sequence[TypedColumn]) -> None:
@@ -175,8 +197,10 @@ def check_columns(table: str, before: Sequence[TypedColumn], now: Sequence[Typed
             raise SettingsError(f"table {table}: older rows lack the new property {new.name}: make it optional")
 
 
-def _connected(place: Place, schema: pa.Schema, catalog: Mapping[str, str], stack: ExitStack) -> tuple[Target, Commit]:
-    """Return the folder of a table, and the function that commits a batch to it."""
+def _connected(
+    place: Place, schema: pa.Schema, catalog: Mapping[str, str], stack: ExitStack
+) -> tuple[Target, Commit, Callable[[], list[DataFile]]]:
+    """Return the folder of a table, the function that commits a batch to it, and the function that lists its files."""
     if place.table_format == "iceberg":
         with extras.needed("iceberg", "an Iceberg table"):
             from pyiceberg.exceptions import NoSuchPropertyException
@@ -190,13 +214,15 @@ def _connected(place: Place, schema: pa.Schema, catalog: Mapping[str, str], stac
             ) from None
         root = _iceberg_location(opened, name, schema)
         target = Target(resolve(root), "_table", "typed table")
-        return target, partial(_commit_iceberg, opened, name, target, schema)
+        commit = partial(_commit_iceberg, opened, name, target, schema)
+        return target, commit, lambda: list(_iceberg_files(opened.load_table(name), target))
     target = Target(resolve(place.text), "_table", "typed table")
+    files = partial(data_files, target)
     if place.table_format == "parquet":
-        return target, lambda run: None
+        return target, lambda run: None, files
     with extras.needed("delta", "a Delta table"):
         import deltalake  # noqa: F401 - fail before the first batch
-    return target, partial(_commit_delta, target, schema)
+    return target, partial(_commit_delta, target, schema), files
 
 
 def _commit_delta(target: Target, schema: pa.Schema, run: Run) -> None:
@@ -235,8 +261,27 @@ def _iceberg_location(catalog: Any, name: str, schema: pa.Schema) -> str:
     return str(table.location())
 
 
+def _iceberg_files(table: Any, target: Target) -> dict[DataFile, Any]:
+    """Return the files of this job in the table's current version, with pyiceberg's objects. Files with deleted rows,
+    or of other programs, are left out."""
+    found = [task.file for task in table.scan().plan_files() if not task.delete_files]
+    named = {file.file_path.removeprefix(f"{target.uri}/"): file for file in found}
+    return {DataFile(path, file.file_size_in_bytes): file for path, file in named.items() if "/" not in path}
+
+
 def _commit_iceberg(catalog: Any, name: str, target: Target, schema: pa.Schema, run: Run) -> None:
     table = catalog.load_table(name)
+    if run.replaced:
+        replaced = [one for file, one in _iceberg_files(table, target).items() if file.path in run.replaced]
+        # Files are missing if a merge was killed after this commit. Then, or if another program deleted rows since the
+        # files were read, the merged files must not be added.
+        if len(replaced) == len(run.replaced):
+            with table.transaction() as transaction:
+                with transaction.update_snapshot().overwrite() as overwrite:
+                    for one in replaced:
+                        overwrite.delete_data_file(one)
+                transaction.add_files([f"{target.uri}/{file.path}" for file in run.files])
+        return
     if not run.files or int(table.properties[_BATCH_PROPERTY]) >= run.number:
         return
     # Columns, files and number in one transaction: after a kill between two, the files would be added again.

