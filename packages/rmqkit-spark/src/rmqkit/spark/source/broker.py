@@ -35,11 +35,13 @@ import itertools
 import json
 import logging
 import operator
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from msgspec import Struct
+from msgspec.structs import replace
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -137,10 +139,19 @@ class _Reading:
             return _assigned(self._options.assigned)
         return self._pool().queues(wanted_topics(self._options), self._options.pattern)
 
-    def _parts(self, start: Offsets, end: Offsets, queues: Iterable[MessageQueue]) -> list[InputPartition]:
-        """Plan the tasks that read some of the queues."""
-        options = self._options
-        parts = list(ranges(start, end, parts_min=options.partitions_min, count_max=options.records_max))
+    def _parts(
+        self,
+        start: Offsets,
+        end: Offsets,
+        queues: Iterable[MessageQueue],
+        marks: Mapping[MessageQueue, Mark] | None = None,
+    ) -> list[InputPartition]:
+        """Plan the tasks that read some of the queues. ``marks``: marks of the messages before the ends."""
+        options, known_ends = self._options, marks or {}
+        parts = [
+            replace(part, log_offset_max=known_ends.get(part.queue, _NO_MARK).log_offset)
+            for part in ranges(start, end, parts_min=options.partitions_min, count_max=options.records_max)
+        ]
         if options.column_names is not ColumnNames.KAFKA:
             return [InputPartition(part) for part in parts]
         known = set(queues)
@@ -364,7 +375,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         begun = {**dict.fromkeys(bounds, 0), **begun}
         # The numbers of queues come from the checkpoint: a batch that is planned again has the same numbers, and a
         # broker that is away keeps its numbers.
-        return self._parts(self._check_there(begun, bounds), ended, after.offsets)
+        return self._parts(self._check_there(begun, bounds), ended, after.offsets, after.marks)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Save the offsets of a completed batch for the group of ``commitOffsetsToGroup``."""
@@ -382,6 +393,11 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         deleted and created again, or whose broker lost messages at the end. A queue that was read before and is in no
         route keeps its offset."""
         options, begun = self._options, before.offsets
+        for queue in begun.keys() - self.given_up:
+            # A query may continue with other topics. The queues that it does not read any more may still exist.
+            if not self._wants(queue):
+                self._pool().report(DataLost(queue, begun[queue], None, "the options do not name it any more"))
+                self.given_up.add(queue)
         waited_for = {queue: offset for queue, offset in begun.items() if queue not in self.given_up}
         assigned = _assigned(options.assigned) if options.assigned else []
         bounds = self._pool().reach(wanted_topics(options), options.pattern, assigned, waited_for)
@@ -408,6 +424,15 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         for queue in renewed:
             _log.warning("queue %d of %s on %s is read from its first message", *_named(queue))
         return {**{queue: begun[queue] for queue in begun.keys() - ends.keys()}, **ends}, renewed
+
+    def _wants(self, queue: MessageQueue) -> bool:
+        """Return True if the options name a queue or its topic."""
+        options = self._options
+        if options.assigned:
+            return queue in _assigned(options.assigned)
+        if options.pattern:
+            return re.fullmatch(options.pattern, queue.topic) is not None
+        return queue.topic in wanted_topics(options)
 
     def _made_again(self, offsets: Offsets, marks: Mapping[MessageQueue, Mark]) -> set[MessageQueue]:
         """Find the queues whose message before an offset does not match its mark.
