@@ -796,6 +796,36 @@ def test_a_task_that_reads_a_deleted_topic_reports_the_loss_at_once(
     assert lost in caplog.text
 
 
+@pytest.mark.parametrize("offset", [0, 10])
+def test_a_deleted_topic_is_not_waited_for_at_any_offset(
+    offset: int, broker: Standalone, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue has the offset 0 before its first message, and when its topic was deleted while its end was requested."""
+    topic = f"deleted-at-{offset}"
+    one_queue(broker, topic, 10)
+    start = {topic: {"broker-a": {"0": offset}}, "orders": {"broker-a": {"0": 1}}}
+    make_again(broker, topic, 0)
+    pattern = f"orders|{topic}"
+    with pytest.raises(
+        DataLost, match=f"messages from {offset} on of queue 0 of {topic} on broker-a are gone: no route"
+    ):
+        stream(broker, subscribePattern=pattern).latestOffset(start, ReadAllAvailable())
+    reader = stream(broker, subscribePattern=pattern, failOnDataLoss="false")
+    assert reader.latestOffset(start, ReadAllAvailable())[topic] == {"broker-a": {"0": offset}}
+    assert "waiting up to" not in caplog.text
+
+
+def test_an_empty_queue_without_a_route_is_waited_for(
+    broker: Standalone, orders: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_queues(broker.broker_addr, "empty", 1)
+    start = {"empty": {"broker-a": {"0": 0}}}
+    reader = stream(broker, subscribe="empty", brokerPatienceMs="1", pullBatchSize="29")
+    with mock.patch.object(BrokerPool, "_queues", return_value=[]), pytest.raises(DataLost, match="no route has"):
+        reader.latestOffset(start, ReadAllAvailable())
+    assert "waiting up to 0.001 s for the brokers broker-a" in caplog.text
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -222,6 +222,9 @@ class BrokerPool:
         if master is None:
             return False
         try:
+            if offset == 0:  # an empty queue ends at 0 like a missing queue, but only the missing queue refuses a pull
+                await self._pull(queue, 0, 1, master)
+                return False
             return await self._runtime.calls.max_offset(master, queue) < offset and await self._has_settled(master)
         except PeerRefused as error:
             return error.code == ResponseCode.TOPIC_NOT_EXIST
@@ -425,8 +428,11 @@ class BrokerPool:
             raise _NotYet(pulled=pulled)
         return pulled
 
-    async def _pull(self, queue: MessageQueue, offset: int, count: int, *, expression: str = "") -> Pulled:
-        """Pull messages that match an expression of tags, by default the expression of the options."""
+    async def _pull(
+        self, queue: MessageQueue, offset: int, count: int, address: str = "", *, expression: str = ""
+    ) -> Pulled:
+        """Pull messages that match an expression of tags, by default the expression of the options. ``address``: the
+        broker, by default the one in the route."""
         options = self._options
         if expression:
             wanted = subscription(queue.topic, expression)
@@ -448,7 +454,8 @@ class BrokerPool:
             expression_type=wanted.expression_type,
             bname=queue.broker_name,
         )
-        return await self._runtime.calls.pull(await self._address(queue), header, options.pull_timeout_ms)
+        address = address or await self._address(queue)
+        return await self._runtime.calls.pull(address, header, options.pull_timeout_ms)
 
     async def _log_ends(self, address: str) -> tuple[int, int]:
         """Return the end of a broker's log, and the end of the part that was dispatched to queues."""
