@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Plan", "Query", "kill"]
+__all__ = ["PYTHON_PATH", "Plan", "Query", "kill", "of_session"]
 
 ROOT = Path(__file__).parents[3]
 PYTHON_PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -101,7 +101,7 @@ class Program:
 
     def members(self) -> dict[int, str]:
         """Return all processes of its session: id and command line."""
-        return dict(_of_session(self._popen.pid))
+        return dict(of_session(self._popen.pid))
 
     def kill(self) -> None:
         """Send SIGKILL to all its processes until none is left."""
@@ -206,7 +206,7 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _of_session(session: int) -> Iterator[tuple[int, str]]:
+def of_session(session: int) -> Iterator[tuple[int, str]]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
