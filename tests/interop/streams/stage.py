@@ -165,14 +165,6 @@ class Stage:
         self._side.kill()
         self._side.start()
 
-    def kill_broker(self) -> None:
-        """Kill the broker."""
-        self._side.kill()
-
-    def start_broker(self) -> None:
-        """Start the killed broker."""
-        self._side.start()
-
     # ---------------------------------------------------------------- the query
 
     def start(self, *, available_now: bool = False, **options: str | int) -> None:
