@@ -39,6 +39,9 @@ KINDS: dict[str, dict[str, Program]] = {
         "console": Program("tests.console.killed", "10,000 dead letters replayed by a console that is killed 3 times"),
         "grpc": Program("tests.faults.grpc_restart", "100 gRPC clients while the broker is killed 20 times"),
         "sdks": Program("tests.faults.sdk_restart", "100 clients of Apache's SDKs while the broker restarts"),
+        "beside-kafka": Program(
+            "tests.interop.streams.beside", f"streams of ours and of Spark's Kafka source in 37 situations; {_APACHE}"
+        ),
         "streams": Program("tests.faults.spark.streams", "2,000,000 messages through a Spark stream under kills"),
         "eos": Program(
             "tests.faults.spark.eos", "200 kills under the transactional Spark sink, ours and Apache's broker"
@@ -67,6 +70,9 @@ KINDS: dict[str, dict[str, Program]] = {
         "grpc-cpu": Program("bench/grpc_cpu.py", "CPU of a send, a receive and an ack of gRPC in one process"),
         "ha": Program("bench/ha_bench.py", f"masters with slaves: rates, lag, catch-up, beside Apache's; {_APACHE}"),
         "spark": Program("rmqkit", "the Spark pipeline beside other ways; 15 minutes", ("bench", "spark")),
+        "spark-kafka": Program(
+            "bench/spark_kafka.py", f"a stream of a million messages beside Spark's Kafka source; {_APACHE}"
+        ),
         "recovery": Program("bench/recovery_bench.py", "seconds until a killed store is ready: 16,000 queues, 2 GiB"),
         "archive": Program("bench.archive_bench", "reading from an archive beside the log it was made of"),
     },

@@ -25,10 +25,10 @@ class _Process(Struct):
 
 
 class ProcessTree:
-    """The descendants of this process, without ``excluded`` and its descendants."""
+    """The descendants of this process, without those in ``excluded`` and their descendants."""
 
     def __init__(self) -> None:
-        self.excluded = 0
+        self.excluded: set[int] = set()
         self._unwaited: dict[_Key, int] = {}
 
     def cpu_seconds(self) -> float:
@@ -48,7 +48,7 @@ class ProcessTree:
         return {one: process for one, process in processes.items() if self._is_ours(one, processes)}
 
     def _is_ours(self, process: int, processes: dict[int, _Process]) -> bool:
-        while process in processes and process not in (os.getpid(), self.excluded):
+        while process in processes and process != os.getpid() and process not in self.excluded:
             process = processes[process].parent
         return process == os.getpid()
 

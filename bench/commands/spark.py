@@ -389,7 +389,8 @@ class _Bench:
         os.truncate(newest, sample_store.SEGMENT_BYTES)  # as brokers create it
         table = TopicConfigTable(topic_config_table={_TOPIC: TopicConfig(_TOPIC, QUEUES, QUEUES)})
         JsonFile(data.root / "config" / "topics.json").save(table)
-        self._name_servers, self.rounds.tree.excluded = self._stack.enter_context(serve_standalone(data.root))
+        self._name_servers, pid = self._stack.enter_context(serve_standalone(data.root))
+        self.rounds.tree.excluded.add(pid)
 
     def _stream(self, rows: int) -> DataStreamWriter:
         """Return a stream of the topic from its first message on that writes nothing, with a new checkpoint."""

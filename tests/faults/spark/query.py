@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Plan", "Query"]
+__all__ = ["PYTHON_PATH", "Plan", "Query"]
 
 ROOT = Path(__file__).parents[3]
 PYTHON_PATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -740,6 +740,114 @@ def test_messages_that_are_not_there_any_more_are_data_loss_while_they_are_read(
     assert sum(len(body) for body in kept) == 1
 
 
+def planned(broker: Standalone, topic: str) -> list[InputPartition]:
+    """Plan a batch with the 10 messages of a new topic with one queue."""
+    one_queue(broker, topic, 10)
+    reader = stream(broker, subscribe=topic, startingOffsets="earliest")
+    start = {topic: {"broker-a": {"0": 0}}}
+    return list(reader.partitions(start, reader.latestOffset(start, ReadAllAvailable())))
+
+
+def read_planned(broker: Standalone, parts: list[InputPartition], **given: str) -> list[int]:
+    """Read planned tasks in a process that knows no routes: the options differ from all others."""
+    reader = stream(broker, subscribe="read-planned", **given)
+    return sorted(int(body) for part in parts for batch in reader.read(part) for body in batch["body"].to_pylist())
+
+
+def test_a_task_reads_no_messages_of_a_queue_that_was_created_again_after_the_plan(
+    broker: Standalone, caplog: pytest.LogCaptureFixture
+) -> None:
+    parts = planned(broker, "again-after-plan")
+    assert read_planned(broker, parts) == list(range(100, 110))
+    make_again(broker, "again-after-plan", 20)
+    lost = (
+        "messages 0 to 9 of queue 0 of again-after-plan on broker-a are gone: the queue was deleted and created again"
+    )
+    with pytest.raises(DataLost, match=lost):
+        read_planned(broker, parts)
+    assert read_planned(broker, parts, failOnDataLoss="false") == []
+    assert lost in caplog.text
+    unmarked = [InputPartition(Range(part.value.queue, 0, 10)) for part in parts]
+    assert read_planned(broker, unmarked) == list(range(100, 110)), "without a mark every message is read"
+
+
+def test_the_last_message_of_a_plan_has_the_greatest_log_offset_that_a_task_reads(broker: Standalone) -> None:
+    (part,) = planned(broker, "last-of-plan")
+    exact = part.value.log_offset_max
+    last = Range(part.value.queue, 9, 10, exact)
+    assert read_planned(broker, [InputPartition(last)]) == [109]
+    with pytest.raises(DataLost, match=f"its message 9 is at log offset {exact}, greater than {exact - 1}"):
+        read_planned(broker, [InputPartition(Range(part.value.queue, 9, 10, exact - 1))])
+
+
+@pytest.mark.parametrize("pull_count", ["7", "8"])
+def test_a_task_that_reads_a_deleted_topic_reports_the_loss_at_once(
+    pull_count: str, broker: Standalone, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The time of patience is a minute, and the broker is not away. Each number of messages needs new connections."""
+    topic = f"deleted-after-plan-{pull_count}"
+    parts = planned(broker, topic)
+    if pull_count == "8":  # these connections know the route, and the broker refuses
+        assert read_planned(broker, parts, pullBatchSize=pull_count, failOnDataLoss="false")
+    make_again(broker, topic, 0)
+    lost = f"messages 0 to 9 of queue 0 of {topic} on broker-a are gone: its topic was deleted"
+    with pytest.raises(DataLost, match=lost):
+        read_planned(broker, parts, pullBatchSize=pull_count)
+    assert read_planned(broker, parts, pullBatchSize=pull_count, failOnDataLoss="false") == []
+    assert lost in caplog.text
+
+
+@pytest.mark.parametrize("offset", [0, 10])
+def test_a_deleted_topic_is_not_waited_for_at_any_offset(
+    offset: int, broker: Standalone, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A queue has the offset 0 before its first message, and when its topic was deleted while its end was requested."""
+    topic = f"deleted-at-{offset}"
+    one_queue(broker, topic, 10)
+    start = {topic: {"broker-a": {"0": offset}}, "orders": {"broker-a": {"0": 1}}}
+    make_again(broker, topic, 0)
+    pattern = f"orders|{topic}"
+    with pytest.raises(
+        DataLost, match=f"messages from {offset} on of queue 0 of {topic} on broker-a are gone: no route"
+    ):
+        stream(broker, subscribePattern=pattern).latestOffset(start, ReadAllAvailable())
+    reader = stream(broker, subscribePattern=pattern, failOnDataLoss="false")
+    assert reader.latestOffset(start, ReadAllAvailable())[topic] == {"broker-a": {"0": offset}}
+    assert "waiting up to" not in caplog.text
+
+
+def test_an_empty_queue_without_a_route_is_waited_for(
+    broker: Standalone, orders: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    set_queues(broker.broker_addr, "empty", 1)
+    start = {"empty": {"broker-a": {"0": 0}}}
+    reader = stream(broker, subscribe="empty", brokerPatienceMs="1", pullBatchSize="29")
+    with mock.patch.object(BrokerPool, "_queues", return_value=[]), pytest.raises(DataLost, match="no route has"):
+        reader.latestOffset(start, ReadAllAvailable())
+    assert "waiting up to 0.001 s for the brokers broker-a" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"subscribe": "orders"},
+        {"subscribePattern": "orders"},
+        {"assign": json.dumps({"orders": {"broker-a": [0, 1, 2, 3]}})},
+    ],
+)
+def test_a_topic_that_the_options_do_not_name_any_more_is_data_loss_at_once(
+    given: dict[str, str], broker: Standalone, producer: sync.Producer, orders: str
+) -> None:
+    send(producer, "other-orders", 0, 4)
+    ends = {str(queue_id): COUNT // 4 for queue_id in range(4)}
+    start = {"orders": {"broker-a": ends}, "other-orders": {"broker-a": {"0": 1}}}
+    lost = "messages from 1 on of queue 0 of other-orders on broker-a are gone: the options do not name it any more"
+    with pytest.raises(DataLost, match=lost):
+        stream(broker, **given).latestOffset(start, ReadAllAvailable())
+    reader = stream(broker, **given, failOnDataLoss="false")
+    assert reader.latestOffset(start, ReadAllAvailable())["other-orders"] == {"broker-a": {"0": 1}}
+
+
 def test_a_broker_that_is_away_is_waited_for_and_a_new_one_is_read(tmp_path: Path) -> None:
     async def run() -> None:
         async with Servers(tmp_path) as servers:

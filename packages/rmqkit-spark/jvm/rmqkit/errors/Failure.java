@@ -8,6 +8,7 @@ public abstract class Failure extends RuntimeException {
     private static final long serialVersionUID = 1L;
     private static final int SYSTEM_BUSY = 2;
     private static final int SERVICE_NOT_AVAILABLE = 14;
+    private static final int TOPIC_NOT_EXIST = 17;
 
     private final boolean isPassing;
     private String place = "";
@@ -20,6 +21,11 @@ public abstract class Failure extends RuntimeException {
     /** Return true if the request may succeed later. */
     public boolean isPassing() {
         return isPassing;
+    }
+
+    /** Return true if a broker has no such topic. */
+    public boolean isMissingTopic() {
+        return false;
     }
 
     /** Return this failure, with a place before its text. */
@@ -51,7 +57,8 @@ public abstract class Failure extends RuntimeException {
     public static Failure refused(String address, int code, String remark, String remedy) {
         String text = (remark == null || remark.isEmpty() ? "no remark" : remark).split("\nSee http", 2)[0];
         return new PeerRefused(address + " answered with code " + code + ": " + text.strip().replaceAll("\\s+", " ")
-                + (remedy == null ? "" : "; " + remedy), code == SYSTEM_BUSY || code == SERVICE_NOT_AVAILABLE);
+                + (remedy == null ? "" : "; " + remedy), code == SYSTEM_BUSY || code == SERVICE_NOT_AVAILABLE,
+                code == TOPIC_NOT_EXIST);
     }
 
     public static Failure noNameServer(List<Failure> causes) {
@@ -99,8 +106,16 @@ final class NoNameServer extends Failure {
 final class PeerRefused extends Failure {
     private static final long serialVersionUID = 1L;
 
-    PeerRefused(String text, boolean isPassing) {
+    private final boolean isMissingTopic;
+
+    PeerRefused(String text, boolean isPassing, boolean isMissingTopic) {
         super(text, isPassing);
+        this.isMissingTopic = isMissingTopic;
+    }
+
+    @Override
+    public boolean isMissingTopic() {
+        return isMissingTopic;
     }
 }
 

@@ -28,6 +28,7 @@ final class Pulls implements Supplier<RecordWalk> {
     private static final int PULL_RETRY_IMMEDIATELY = 20;
     private static final int PULL_OFFSET_MOVED = 21;
     private static final int WITH_SUBSCRIPTION = 4;
+    private static final int LOG_OFFSET_AT = 28;
     private static final int CHUNK_BYTES = 4 << 20;
     private static final long RETRY_PAUSE_MS = 500;
 
@@ -69,13 +70,19 @@ final class Pulls implements Supplier<RecordWalk> {
         return answer.code() == FOUND ? answer.body() : new byte[0];
     }
 
-    /** Pull until a broker answers; null if the queue ends before the offset, although it had a message there. */
+    /**
+     * Pull until a broker answers. Return null if the queue ends before the offset, although it had a message there, if
+     * its topic was deleted, or if it was created again.
+     */
     private Peer.Answer patiently() {
         long deadline = System.nanoTime() + task.number("patienceMs") * 1_000_000;
         while (true) {
             try {
                 Peer.Answer answer = request();
                 boolean isShort = answer.code() == PULL_NOT_FOUND || answer.number("maxOffset") <= offset;
+                if (answer.code() == FOUND && isOfAnotherQueue(answer.body())) {
+                    return null;
+                }
                 if (!isShort || answer.code() == FOUND) {
                     return answer;
                 }
@@ -84,6 +91,10 @@ final class Pulls implements Supplier<RecordWalk> {
                     return null;
                 }
             } catch (Failure failure) {
+                if (failure.isMissingTopic() && isDeleted(address)) {
+                    lost(task.high, "its topic was deleted");
+                    return null;
+                }
                 if (System.nanoTime() > deadline || !failure.isPassing()) {
                     throw failure.at(task.queue() + ", from offset " + offset);
                 }
@@ -100,6 +111,27 @@ final class Pulls implements Supplier<RecordWalk> {
             } catch (Failure failure) {
                 LOG.info("no route of topic {}: {}", task.text("topic"), failure.getMessage());
             }
+        }
+    }
+
+    /** Report the rest of the range as lost, and return true, if its first record is newer than the plan allows. */
+    private boolean isOfAnotherQueue(byte[] records) {
+        long logOffset = LogFile.longAt(records, LOG_OFFSET_AT);
+        long max = task.number("logOffsetMax");
+        if (max < 0 || logOffset <= max) {
+            return false;
+        }
+        lost(task.high, "the queue was deleted and created again: its message " + offset + " is at log offset "
+                + logOffset + ", greater than " + max);
+        return true;
+    }
+
+    /** Return true if the broker that has no such topic is the master, or if no route names it any more. */
+    private boolean isDeleted(String refusing) {
+        try {
+            return !findBroker() || address.equals(refusing);
+        } catch (Failure failure) {
+            return false;
         }
     }
 
@@ -132,8 +164,11 @@ final class Pulls implements Supplier<RecordWalk> {
         };
     }
 
-    /** Request the route of the topic, and set the address of the broker: its master, or else its first slave. */
-    private void findBroker() {
+    /**
+     * Request the route of the topic, and set the address of the broker: its master, or else its first slave. Return
+     * false if the route does not name the broker.
+     */
+    private boolean findBroker() {
         List<Failure> failures = new ArrayList<>();
         Map<String, String> fields = Map.of("topic", task.text("topicName"), "acceptStandardJsonOnly", "true");
         for (String nameServer : task.texts("nameServers")) {
@@ -142,15 +177,17 @@ final class Pulls implements Supplier<RecordWalk> {
                 if (answer.code() != FOUND && answer.code() != TOPIC_NOT_EXIST) {
                     throw Failure.refused(nameServer, answer.code(), answer.remark(), task.remedy(answer.code()));
                 }
+                boolean isFound = false;
                 for (JsonNode broker : Peer.JSON.readTree(answer.body()).path("brokerDatas")) {
                     if (broker.path("brokerName").asText().equals(task.text("brokerName"))) {
                         TreeMap<Integer, String> addresses = new TreeMap<>();
                         broker.path("brokerAddrs").properties().forEach(
                                 one -> addresses.put(Integer.valueOf(one.getKey()), one.getValue().asText()));
                         address = addresses.isEmpty() ? address : addresses.firstEntry().getValue();
+                        isFound = true;
                     }
                 }
-                return;
+                return isFound;
             } catch (IOException error) {
                 throw Failure.refused(nameServer, FOUND, "the route cannot be read: " + error.getMessage(), null);
             } catch (Failure failure) {

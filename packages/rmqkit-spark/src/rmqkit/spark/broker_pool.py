@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import re
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -22,11 +23,11 @@ from rmqkit.client.runtime.process import portal
 from rmqkit.client.runtime.routes import MASTER_ID
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
-from rmqkit.errors import REMEDIES, BodyError, NoRoute, PeerRefused, RemotingError, RmqError
+from rmqkit.errors import REMEDIES, BodyError, ConnectFailed, NoRoute, PeerRefused, RemotingError, RmqError
 from rmqkit.filter import subscription
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.names import with_namespace
-from rmqkit.protocol.record import INNER_BATCH
+from rmqkit.protocol.record import INNER_BATCH, layout_of
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.topics import ClusterInfo
@@ -48,14 +49,21 @@ _DISPATCH_PAUSE_S = 0.01
 _CHUNK_BYTES = 4 << 20
 _PASSING_CODES = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 _SAMPLE_COUNT = 16
+_LOG_OFFSET, _LOG_OFFSET_AT = struct.Struct(">q"), layout_of(0).positions["physical_offset"]
 
 
 class Range(Struct, frozen=True):
-    """Messages of a queue: offsets from ``low`` up to ``high``."""
+    """Messages of a queue: offsets from ``low`` up to ``high``.
+
+    Attributes:
+        log_offset_max: greatest log offset that its messages may have, -1 if unknown. A message with a greater log
+            offset belongs to a queue that was deleted and created again.
+    """
 
     queue: MessageQueue
     low: int
     high: int
+    log_offset_max: int = -1
 
 
 class DataLost(RmqError):
@@ -76,6 +84,10 @@ class _NotYet(RmqError):
         super().__init__("a queue does not have its former messages again")
         self.found = found or {}
         self.pulled = pulled
+
+
+class _Gone(RmqError):
+    """A queue was deleted, or its messages are those of a queue that was created again."""
 
 
 class Bounds(Struct, frozen=True):
@@ -211,6 +223,9 @@ class BrokerPool:
         if master is None:
             return False
         try:
+            if offset == 0:  # an empty queue ends at 0 like a missing queue, but only the missing queue refuses a pull
+                await self._pull(queue, 0, 1, master)
+                return False
             return await self._runtime.calls.max_offset(master, queue) < offset and await self._has_settled(master)
         except PeerRefused as error:
             return error.code == ResponseCode.TOPIC_NOT_EXIST
@@ -390,7 +405,10 @@ class BrokerPool:
         while offset < part.high:
             count = min(self._options.pull_count, part.high - offset)
             try:
-                pulled = await self._patiently(functools.partial(self._pull_there, part.queue, offset, count))
+                pulled = await self._patiently(functools.partial(self._pull_there, part, offset, count))
+            except _Gone as why:
+                self.report(DataLost(part.queue, offset, part.high, str(why)))
+                return
             except _NotYet as short:
                 end = short.pulled.max_offset if short.pulled else offset
                 self.report(DataLost(part.queue, offset, part.high, f"the queue ends at {end}"))
@@ -412,16 +430,33 @@ class BrokerPool:
             offset = max(pulled.next_begin_offset, offset + (pulled.status is PullStatus.FOUND))
             assert offset >= before, "the offset never moves backwards"
 
-    async def _pull_there(self, queue: MessageQueue, offset: int, count: int) -> Pulled:
-        """Pull messages. Raises _NotYet: the queue ends before the offset, although it had a message there."""
-        pulled = await self._pull(queue, offset, count)
-        is_short = pulled.status is PullStatus.NO_NEW_MESSAGE or pulled.max_offset <= offset
-        if is_short and pulled.status is not PullStatus.FOUND:
+    async def _pull_there(self, part: Range, offset: int, count: int) -> Pulled:
+        """Pull messages of a range. Raises _NotYet: the queue ends before the offset, although it had a message there.
+        Raises _Gone: the queue was deleted, or was created again."""
+        queue = part.queue
+        try:
+            pulled = await self._pull(queue, offset, count)
+        except (ConnectFailed, NoRoute, PeerRefused) as error:
+            is_missing = not isinstance(error, PeerRefused) or error.code == ResponseCode.TOPIC_NOT_EXIST
+            # A broker that has no such queue reports 0 as its end.
+            if is_missing and await self._is_gone(queue, offset + 1, (await self._masters()).get(queue.broker_name)):
+                raise _Gone("its topic was deleted") from error
+            raise
+        if pulled.status is PullStatus.FOUND:
+            if 0 <= part.log_offset_max < (log_offset := _LOG_OFFSET.unpack_from(pulled.body, _LOG_OFFSET_AT)[0]):
+                raise _Gone(
+                    f"the queue was deleted and created again: its message {offset} is at log offset {log_offset},"
+                    f" greater than {part.log_offset_max}"
+                )
+        elif pulled.status is PullStatus.NO_NEW_MESSAGE or pulled.max_offset <= offset:
             raise _NotYet(pulled=pulled)
         return pulled
 
-    async def _pull(self, queue: MessageQueue, offset: int, count: int, *, expression: str = "") -> Pulled:
-        """Pull messages that match an expression of tags, by default the expression of the options."""
+    async def _pull(
+        self, queue: MessageQueue, offset: int, count: int, address: str = "", *, expression: str = ""
+    ) -> Pulled:
+        """Pull messages that match an expression of tags, by default the expression of the options. ``address``: the
+        broker, by default the one in the route."""
         options = self._options
         if expression:
             wanted = subscription(queue.topic, expression)
@@ -443,7 +478,8 @@ class BrokerPool:
             expression_type=wanted.expression_type,
             bname=queue.broker_name,
         )
-        return await self._runtime.calls.pull(await self._address(queue), header, options.pull_timeout_ms)
+        address = address or await self._address(queue)
+        return await self._runtime.calls.pull(address, header, options.pull_timeout_ms)
 
     async def _log_ends(self, address: str) -> tuple[int, int]:
         """Return the end of a broker's log, and the end of the part that was dispatched to queues."""

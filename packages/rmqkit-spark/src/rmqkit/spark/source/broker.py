@@ -37,11 +37,13 @@ import itertools
 import json
 import logging
 import operator
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from msgspec import Struct
+from msgspec.structs import replace
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
@@ -112,13 +114,15 @@ class QueuePartition(InputPartition):
         """Return the range, and the options of the pulls, as plain values."""
         part, queue = self.value, self.value.queue
         place = {"topic": queue.topic, "brokerName": queue.broker_name, "queueId": queue.queue_id}
-        return {"low": part.low, "high": part.high, "pull": {**self.pull, **place, "partition": self.number}}
+        pull = {**self.pull, **place, "partition": self.number, "logOffsetMax": part.log_offset_max}
+        return {"low": part.low, "high": part.high, "pull": pull}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the partition in a Python worker."""
         pull = state["pull"]
         queue = MessageQueue(pull["topic"], pull["brokerName"], pull["queueId"])
-        self.value, self.number, self.pull = Range(queue, state["low"], state["high"]), pull["partition"], pull
+        self.value = Range(queue, state["low"], state["high"], pull["logOffsetMax"])
+        self.number, self.pull = pull["partition"], pull
 
 
 class _Reading:
@@ -159,10 +163,19 @@ class _Reading:
             return _assigned(self._options.assigned)
         return self._pool().queues(wanted_topics(self._options), self._options.pattern)
 
-    def _parts(self, start: Offsets, end: Offsets, queues: Iterable[MessageQueue]) -> list[InputPartition]:
-        """Plan the tasks that read some of the queues."""
-        options = self._options
-        parts = list(ranges(start, end, parts_min=options.partitions_min, count_max=options.records_max))
+    def _parts(
+        self,
+        start: Offsets,
+        end: Offsets,
+        queues: Iterable[MessageQueue],
+        marks: Mapping[MessageQueue, Mark] | None = None,
+    ) -> list[InputPartition]:
+        """Plan the tasks that read some of the queues. ``marks``: marks of the messages before the ends."""
+        options, known_ends = self._options, marks or {}
+        parts = [
+            replace(part, log_offset_max=known_ends.get(part.queue, _NO_MARK).log_offset)
+            for part in ranges(start, end, parts_min=options.partitions_min, count_max=options.records_max)
+        ]
         known = set(queues)
         is_kafka = options.column_names is ColumnNames.KAFKA
         if is_kafka and options.assigned:  # the other queues of a topic have numbers, too
@@ -398,7 +411,7 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         begun = {**dict.fromkeys(bounds, 0), **begun}
         # The numbers of queues come from the checkpoint: a batch that is planned again has the same numbers, and a
         # broker that is away keeps its numbers.
-        return self._parts(self._check_there(begun, bounds), ended, after.offsets)
+        return self._parts(self._check_there(begun, bounds), ended, after.offsets, after.marks)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Save the offsets of a completed batch for the group of ``commitOffsetsToGroup``."""
@@ -416,6 +429,11 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         deleted and created again, or whose broker lost messages at the end. A queue that was read before and is in no
         route keeps its offset."""
         options, begun = self._options, before.offsets
+        for queue in begun.keys() - self.given_up:
+            # A query may continue with other topics. The queues that it does not read any more may still exist.
+            if not self._wants(queue):
+                self._pool().report(DataLost(queue, begun[queue], None, "the options do not name it any more"))
+                self.given_up.add(queue)
         waited_for = {queue: offset for queue, offset in begun.items() if queue not in self.given_up}
         assigned = _assigned(options.assigned) if options.assigned else []
         bounds = self._pool().reach(wanted_topics(options), options.pattern, assigned, waited_for)
@@ -442,6 +460,15 @@ class BrokerStreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvaila
         for queue in renewed:
             _log.warning("queue %d of %s on %s is read from its first message", *_named(queue))
         return {**{queue: begun[queue] for queue in begun.keys() - ends.keys()}, **ends}, renewed
+
+    def _wants(self, queue: MessageQueue) -> bool:
+        """Return True if the options name a queue or its topic."""
+        options = self._options
+        if options.assigned:
+            return queue in _assigned(options.assigned)
+        if options.pattern:
+            return re.fullmatch(options.pattern, queue.topic) is not None
+        return queue.topic in wanted_topics(options)
 
     def _made_again(self, offsets: Offsets, marks: Mapping[MessageQueue, Mark]) -> set[MessageQueue]:
         """Find the queues whose message before an offset does not match its mark.
