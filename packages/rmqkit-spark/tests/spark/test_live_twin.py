@@ -15,14 +15,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from rmqkit.arrow.schema import arrow_schema
+from rmqkit.errors import RmqError
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.command import ROCKETMQ, encode_command
 from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, BatchEntry, decode_batch, encode_batch
+from rmqkit.spark.failures import error_within
 from rmqkit.spark.source.broker import BrokerReader, live_options, read_columns
 from rmqkit.spark.source.store import JAR
 from tests.examples import examples
@@ -247,6 +250,21 @@ def test_a_refusal_has_the_same_text(spark: SparkSession, broker: PulledBroker, 
     assert refused(lambda: _frame(spark, broker, {}).toArrow()) == expected
     assert isinstance(expected, str)
     broker.faults = []
+
+
+def test_a_stream_reports_an_answer_without_a_whole_record(
+    spark: SparkSession, broker: PulledBroker, tmp_path: Path
+) -> None:
+    """A stream knows the log offset of the last message of its plan, and compares it with each answer."""
+    broker.records = _plain(1)
+    whole = broker.records[0].record
+    rows = spark.readStream.format("rocketmq").options(**_all(broker, {"startingOffsets": "earliest"})).load()
+    for number, length in enumerate([1, 35, 36]):
+        broker.records[0].record = whole[:length]
+        query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / f"{number}"))
+        with pytest.raises(PySparkException) as caught:
+            query.trigger(availableNow=True).start().awaitTermination(100)
+        assert isinstance(error_within(caught.value), RmqError), caught.value
 
 
 def test_a_connection_that_was_closed_while_it_was_idle_is_replaced(spark: SparkSession, broker: PulledBroker) -> None:

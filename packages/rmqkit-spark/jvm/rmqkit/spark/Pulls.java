@@ -116,9 +116,12 @@ final class Pulls implements Supplier<RecordWalk> {
 
     /** Report the rest of the range as lost, and return true, if its first record is newer than the plan allows. */
     private boolean isOfAnotherQueue(byte[] records) {
-        long logOffset = LogFile.longAt(records, LOG_OFFSET_AT);
         long max = task.number("logOffsetMax");
-        if (max < 0 || logOffset <= max) {
+        if (max < 0 || records.length < LOG_OFFSET_AT + 8) {
+            return false; // unknown, or not a record, which the decoder reports
+        }
+        long logOffset = LogFile.longAt(records, LOG_OFFSET_AT);
+        if (logOffset <= max) {
             return false;
         }
         lost(task.high, "the queue was deleted and created again: its message " + offset + " is at log offset "

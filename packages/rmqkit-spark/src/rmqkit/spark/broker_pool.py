@@ -443,7 +443,9 @@ class BrokerPool:
                 raise _Gone("its topic was deleted") from error
             raise
         if pulled.status is PullStatus.FOUND:
-            if 0 <= part.log_offset_max < (log_offset := _LOG_OFFSET.unpack_from(pulled.body, _LOG_OFFSET_AT)[0]):
+            is_record = len(pulled.body) >= _LOG_OFFSET_AT + _LOG_OFFSET.size  # else the decoder reports it
+            log_offset = _LOG_OFFSET.unpack_from(pulled.body, _LOG_OFFSET_AT)[0] if is_record else -1
+            if 0 <= part.log_offset_max < log_offset:
                 raise _Gone(
                     f"the queue was deleted and created again: its message {offset} is at log offset {log_offset},"
                     f" greater than {part.log_offset_max}"
