@@ -126,6 +126,14 @@ def test_a_catalog_that_cannot_be_reached_is_named(files, place, tmp_path):
         add_segments(place, "nothing", NAME, OWN)
 
 
+@pytest.mark.parametrize("kind", ["rest:http", "sql:nothing"])
+def test_an_error_does_not_show_the_password_of_a_catalog(files, place, kind):
+    with pytest.raises(StoreError) as caught:
+        add_segments(place, f"{kind}://me:pass@127.0.0.1:1/x", NAME, OWN)
+    assert "127.0.0.1:1/x" in str(caught.value)
+    assert "pass" not in str(caught.value)
+
+
 def test_a_failure_of_the_catalog_leaves_the_segment(files, place):
     work = Work(str(files[0]), 0, "", "", False, OWN, "sql:sqlite:////no/folder/x.db", NAME)
     done = work_on(work, place)

@@ -28,7 +28,7 @@ from typing import Any
 from rmqkit import extras
 from rmqkit.errors import StoreError
 from rmqkit.store.archive.archive import segments_in
-from rmqkit.store.archive.places import Place
+from rmqkit.store.archive.places import Place, shown
 from rmqkit.store.archive.rows import SCHEMA
 from rmqkit.store.archive.segment import Directory, SegmentFile
 
@@ -61,10 +61,12 @@ def add_segments(place: Place, catalog: str, table_name: str, log_id: str) -> in
             return _add_missing(table, place, sizes, log_id)
         finally:
             opened.close()
-    except (OSError, StoreError):
+    except StoreError:
         raise
     except Exception as error:
-        raise StoreError(f"table {table_name} of catalog {catalog}: {type(error).__name__}: {error}") from error
+        named = shown(catalog)  # the error may repeat the address, with its password
+        reason = f"{type(error).__name__}: {error}".replace(catalog, named)
+        raise StoreError(f"table {table_name} of catalog {named}: {reason}") from error
 
 
 def _table(catalog: Any, name: str, uri: str) -> Any:
