@@ -149,6 +149,14 @@ def test_both_readers_fail_with_the_same_error(
     assert outcome(lambda: _frame(spark, broker, given_options).toArrow()) == expected
 
 
+def test_a_batch_without_messages_has_no_row_for_a_topic_that_is_not_text(
+    spark: SparkSession, broker: PulledBroker
+) -> None:
+    broker.records = [_stored(0, 0, sys_flag=_INNER, body=b"", topic=b"\xff"), _stored(1, 500)]
+    assert [row["queueOffset"] for row in table_rows(_by_python(broker, {}))] == [1]
+    assert _frame(spark, broker, {}).select("topic", "queueOffset").collect() == [("orders", 1)]
+
+
 @given(queues(topics=[b"T"]), st.data())
 @examples(12, suppress=_SUPPRESSED)
 def test_pushed_filters_select_what_spark_selects(

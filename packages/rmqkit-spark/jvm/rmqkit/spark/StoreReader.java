@@ -237,9 +237,7 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
         int flags = walk.sysFlag(i);
         boolean isInner = options.unwrap && (flags & INNER) == INNER;
         boolean isPacked = (flags & RecordWalk.COMPRESSED) != 0 && (isInner || needsBodies && options.decompress);
-        String reason = needsTopics && !RecordWalk.isText(walk.file.bytes, walk.topicAt[i], walk.topicBytes[i])
-                ? "the topic is not UTF-8"
-                : null;
+        String reason = null;
         byte[] plain = null;
         List<Bodies.Member> members = null;
         try {
@@ -253,6 +251,10 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
             }
         } catch (Bodies.BodyError error) {
             reason = error.getMessage();
+        }
+        boolean needsTopic = needsTopics && (members == null || !members.isEmpty());
+        if (reason == null && needsTopic && !RecordWalk.isText(walk.file.bytes, walk.topicAt[i], walk.topicBytes[i])) {
+            reason = "the topic is not UTF-8";
         }
         if (reason != null && options.corruptRecords.equals("fail")) {
             throw damaged(walk.positionOf(i), reason);
