@@ -27,7 +27,11 @@ from tests.broker.cluster import Cluster
 SETTINGS = BrokerSettings(broker_name="broker-a")
 
 
-def topics_of(folder, clock=SYSTEM_CLOCK, told=None):
+# On this clock no change gets old enough for a write of the file.
+CLOCK = SimpleNamespace(now_ms=SYSTEM_CLOCK.now_ms, monotonic_ms=lambda: 0.0)
+
+
+def topics_of(folder, clock=CLOCK, told=None):
     table = TopicTable(folder, SETTINGS, clock, (told if told is not None else []).extend)
     table.load()
     return table
@@ -111,9 +115,9 @@ async def test_a_clean_stop_leaves_whole_files_and_no_journal(tmp_path):
     config = tmp_path / "store" / "config"
     async with Cluster(tmp_path / "store") as cluster:
         context = cluster.standalone.broker.context
-        await context.topics.put_shared(TopicConfig("T", 4, 4))
         await context.groups.put_shared(SubscriptionGroupConfig(group_name="g"))
-        assert {path.name for path in config.glob("*.journal")} == {"topics.journal", "subscriptionGroup.journal"}
+        context.topics.put(TopicConfig("T", 4, 4))
+        assert (config / "topics.journal").exists()
         shutil.copytree(tmp_path / "store", tmp_path / "killed")
     assert not list(config.glob("*.journal"))
     assert b'"T"' in (config / "topics.json").read_bytes()
@@ -245,7 +249,7 @@ class Clock:
         return self.ms
 
 
-@pytest.mark.parametrize(("count", "written_ms"), [(10, 1000), (5000, 5000), (70_000, 60_000)])
+@pytest.mark.parametrize(("count", "written_ms"), [(10, 10), (5000, 5000), (70_000, 60_000)])
 def test_the_file_is_written_when_its_oldest_change_is_old_enough(count, written_ms, tmp_path):
     clock = Clock()
     table = started(tmp_path, clock=clock)
@@ -253,7 +257,7 @@ def test_the_file_is_written_when_its_oldest_change_is_old_enough(count, written
     table.saved.members["topicConfigTable"].update(dict.fromkeys((name for _, name in rows), TopicConfig("T")))
     extra = len(table) - count
     table.put(TopicConfig("New", 4, 4))
-    due_ms = min(written_ms + (extra + 1 if 1000 < written_ms < 60_000 else 0), 60_000)
+    due_ms = min(written_ms + extra + 1, 60_000)
     for ms, is_written in ((due_ms - 1, False), (due_ms, True)):
         clock.ms = ms
         table.put(TopicConfig("New", 4, int(ms) % 100 + 1))  # a later change does not postpone it
@@ -324,7 +328,7 @@ def test_a_slave_writes_only_the_differences_to_its_masters_table(tmp_path):
 
 def test_versions_of_concurrent_changes_differ(tmp_path):
     """Two changes with the same version would be one change for name servers and slaves."""
-    table = started(tmp_path)
+    table = started(tmp_path, clock=Clock())
     before = table.data_version.counter
 
     async def scenario():

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import errno
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,19 +21,21 @@ from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.store import table_journal
 
 SETTINGS = BrokerSettings(broker_name="broker-a")
+# On this clock no change gets old enough for a write of the file, so that only changes are written.
+CLOCK = SimpleNamespace(now_ms=SYSTEM_CLOCK.now_ms, monotonic_ms=lambda: 0.0)
 
 
 @pytest.fixture
 def topics(tmp_path):
     told = []
-    table = TopicTable(tmp_path, SETTINGS, SYSTEM_CLOCK, told.extend)
+    table = TopicTable(tmp_path, SETTINGS, CLOCK, told.extend)
     table.told = told
     return started(table)
 
 
 @pytest.fixture
 def groups(tmp_path):
-    return started(GroupTable(tmp_path, SETTINGS, SYSTEM_CLOCK))
+    return started(GroupTable(tmp_path, SETTINGS, CLOCK))
 
 
 def started(table):

@@ -28,7 +28,7 @@ from rmqkit.store.table_journal import Line, TableJournal, journal_of, lacking
 
 _log = logging.getLogger(__name__)
 _CHANGES_MIN = 1000
-_FILE_AFTER_MS_MIN, _FILE_AFTER_MS_MAX = 1000, 60_000
+_FILE_AFTER_MS_MAX = 60_000
 
 # Member of the file, and name of the row.
 _Key = tuple[str, str]
@@ -52,8 +52,9 @@ class JournaledTable:
     ``on_shared``: called with the rows of shared changes, after they are on the disk.
 
     The file is written when the journal has as many changes as the table has rows, and at least `_CHANGES_MIN`. It is
-    also written when the oldest change in the journal is 1 ms old for each row, at least 1 s and at most 60 s. So the
-    file of a small table is up to a second behind, and writes of a large file take less than 1 % of the time.
+    also written when the oldest change in the journal is 1 ms old for each row, at most 60 s. `write_new` tests this
+    every second. So the file of a small table is a second behind, and writes of a large file take less than 1 % of the
+    time.
 
     Attributes:
         file, journal: the files of the table.
@@ -285,7 +286,7 @@ class JournaledTable:
         count = sum(map(len, self.members.values()))
         age_ms = self._clock.monotonic_ms() - self._first_change_ms
         return self._changes_since_file >= max(count, _CHANGES_MIN) or (
-            self._changes_since_file > 0 and age_ms >= max(_FILE_AFTER_MS_MIN, min(count, _FILE_AFTER_MS_MAX))
+            self._changes_since_file > 0 and age_ms >= min(count, _FILE_AFTER_MS_MAX)
         )
 
     def persist(self) -> None:
