@@ -30,7 +30,7 @@ def log_bytes(root: Path, end: int) -> bytes:
 def has_topic(store: Path, topic: str) -> bool:
     """Return True if the file of topics, which Apache's broker reads, has a topic. A running broker may replace it."""
     with suppress(FileNotFoundError):
-        return topic.encode() in (store / "config" / "topics.json").read_bytes()
+        return b'"%b":' % topic.encode() in (store / "config" / "topics.json").read_bytes()
     return False
 
 
