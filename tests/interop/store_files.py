@@ -1,7 +1,7 @@
 """Store directories: their files, to compare them, and Apache's broker on one."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.interop.apache import ApachePair, run_apache_broker
@@ -25,6 +25,13 @@ def without_new_blank(after: dict[str, bytes], before: dict[str, bytes]) -> dict
 def log_bytes(root: Path, end: int) -> bytes:
     """Return the log from offset 0 to `end`."""
     return b"".join(files(root, "commitlog").values())[:end]
+
+
+def has_topic(store: Path, topic: str) -> bool:
+    """Return True if the file of topics, which Apache's broker reads, has a topic. A running broker may replace it."""
+    with suppress(FileNotFoundError):
+        return b'"%b":' % topic.encode() in (store / "config" / "topics.json").read_bytes()
+    return False
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from rmqkit.store.timer.files import load_timer_checkpoint
 from tests.interop.apache import BROKER_CONF, CLUSTER
 from tests.interop.kit import ApacheKit
 from tests.interop.standalone import run_broker, run_name_server
-from tests.interop.store_files import opened_by_apache
+from tests.interop.store_files import has_topic, opened_by_apache
 from tests.patience import TIMEOUT_MS
 
 TOPIC = "TimedMoves"
@@ -85,12 +85,12 @@ class Link:
 
 
 async def noted(store: Path, queue_offset: int) -> None:
-    """Wait until a broker has stored its progress: the queue offset, and the present second."""
+    """Wait until a broker has stored its progress, the queue offset and the present second, and the file of topics."""
     async with asyncio.timeout(SECONDS_MAX):
         while True:
             known = load_timer_checkpoint(store / "config" / "timercheck")
             is_late = known.last_read_time_ms < (time.time() - 5) * 1000
-            if known.last_timer_queue_offset >= queue_offset and not is_late:
+            if known.last_timer_queue_offset >= queue_offset and not is_late and has_topic(store, TOPIC):
                 return
             await asyncio.sleep(0.05)
 

@@ -23,6 +23,7 @@ from rmqkit.protocol import fastjson
 from rmqkit.protocol.names import HALF_TOPIC, OFFSET_MOVED_EVENT, OP_HALF_TOPIC, SCHEDULE_TOPIC, TRANSACTION_GROUP
 from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.record import is_blank
+from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.spark.source.store import (
     StoreReader,
     TableReader,
@@ -33,6 +34,7 @@ from rmqkit.spark.source.store import (
     store_splits,
 )
 from rmqkit.spark.source.tables import TABLES
+from rmqkit.store.table_journal import TableJournal
 from tests.golden_stores import GoldenStore, golden_manifest, unpack_golden
 from tests.sources import ROOT
 from tests.store.log.test_recovery import GOLDEN, damage
@@ -190,6 +192,19 @@ def test_a_config_file_that_is_damaged_is_named_with_its_copy(tmp_path):
     (tmp_path / "config" / "topics.json").write_text("{")
     with pytest.raises(StoreError, match=r"topics.json has no topicConfigTable: .*; its copy topics.json.bak may be"):
         rows(tmp_path, entity="topics")
+
+
+def test_topics_have_the_changes_of_the_journal(tmp_path):
+    (tmp_path / "commitlog").mkdir()
+    config = tmp_path / "config"
+    config.mkdir()
+    old = {"Old": {"topicName": "Old"}, "Gone": {"topicName": "Gone"}}
+    (config / "topics.json").write_text(json.dumps({"dataVersion": {"counter": 1}, "topicConfigTable": old}))
+    journal = TableJournal(config / "topics.journal")
+    journal.starts_at(DataVersion(1))
+    new = {"topicName": "New", "readQueueNums": 3}
+    journal.write(journal.add(DataVersion(2), {"topicConfigTable": {"New": new, "Gone": None}}))
+    assert {row["topic"]: row["readQueues"] for row in rows(tmp_path, entity="topics")} == {"Old": None, "New": 3}
 
 
 # ---------------------------------------------------------------- messages that wait

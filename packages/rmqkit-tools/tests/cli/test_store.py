@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rmqkit.protocol import fastjson
 from rmqkit.protocol.message import Message
+from rmqkit.protocol.schemas.topics import DataVersion
+from rmqkit.store.table_journal import TableJournal, journal_of, version_of
 from rmqkit.sync import Producer
 from tests.cli.in_process import rmq
 from tests.golden_stores import GoldenStore, unpack_golden
@@ -51,6 +54,21 @@ def test_a_sound_store(golden, config):
     assert report["is_sound"] is True
     assert report["checked"]["records"] == 534
     assert report["findings"] == []
+
+
+def test_changes_that_are_only_in_a_journal_are_named_and_written(golden, config):
+    topics = golden.root / "config" / "topics.json"
+    version = version_of(fastjson.loads(topics.read_bytes()))
+    journal = TableJournal(journal_of(topics))
+    journal.starts_at(version)
+    journal.write(journal.add(DataVersion(version.counter + 1, 0, 1), {"topicConfigTable": {"New": {"perm": 6}}}))
+    said = store("verify", golden.root, "-c", config).stdout
+    assert f"{golden.root}: sound" in said
+    assert "1 changes only in journals of topics and groups, which Apache's brokers do not read" in said
+    assert f"run: rmq store repair {golden.root}" in said
+    assert "done: " in store("repair", golden.root, "-c", config).stdout
+    assert "New" in fastjson.loads(topics.read_bytes())["topicConfigTable"]
+    assert "journals" not in store("verify", golden.root, "-c", config).stdout
 
 
 @pytest.mark.parametrize("log_path", ["commitlog", "elsewhere/log"])

@@ -12,6 +12,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import loads
 from rmqkit.protocol.schemas.pull import PullFlag
+from rmqkit.store import table_journal
 from tests.broker.cluster import Cluster
 from tests.interop.static_topics import creation
 from tests.virtual_time import run as run_virtual
@@ -49,8 +50,8 @@ def test_a_static_topic_survives_a_restart_and_ends_with_its_topic(tmp_path):
 
 async def test_a_static_topic_is_written_once_and_reported_with_its_queues(monkeypatch, cluster):
     topics, saved = cluster.standalone.broker.context.topics, []
-    save = topics.file.save
-    monkeypatch.setattr(topics.file, "save", lambda value: (saved.append(value), save(value)))
+    write_all = table_journal.write_all
+    monkeypatch.setattr(table_journal, "write_all", lambda *given: (saved.append(given), write_all(*given)))
     registered = []
     tell = topics._on_change
     monkeypatch.setattr(

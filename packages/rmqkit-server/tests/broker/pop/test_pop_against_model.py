@@ -45,6 +45,7 @@ from rmqkit.protocol.schemas.pop import (
 )
 from rmqkit.protocol.templates import success_frames
 from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
+from rmqkit.store.table_journal import journal_of
 from rmqkit.testing.clock import StandingClock
 from tests.broker.pops import Popped, named
 from tests.examples import examples
@@ -374,9 +375,10 @@ class PopMachine(RuleBasedStateMachine):
 
     def date(self, name: str) -> None:
         """Give a table's file the time of the model's clock."""
-        path = self.folder / str(self.generation) / "config" / name
-        if path.exists():
-            os.utime(path, ns=(int(self.clock.ms * 1_000_000),) * 2)
+        file = self.folder / str(self.generation) / "config" / name
+        for path in (file, journal_of(file)):
+            if path.exists():
+                os.utime(path, ns=(int(self.clock.ms * 1_000_000),) * 2)
 
     @contextmanager
     def refusing(self, is_refusing: bool) -> Iterator[None]:

@@ -63,7 +63,8 @@ def test_a_group_is_changed_and_kept(tmp_path):
             assert (
                 await cluster.ask(SEVERAL, {"groupConfigList": [{"groupName": "g1", "retryQueueNums": 2}]})
             ).code == 0
-            assert (tmp_path / "store/config/subscriptionGroup.json.bak").exists()
+        assert (tmp_path / "store/config/subscriptionGroup.json.bak").exists()
+        assert not (tmp_path / "store/config/subscriptionGroup.journal").exists()
 
     async def second():
         async with Cluster(tmp_path / "store", broker=NO_AUTO_CREATE) as cluster:

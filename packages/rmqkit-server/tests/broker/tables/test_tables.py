@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import errno
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,23 +18,30 @@ from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.topics import TopicConfig
+from rmqkit.store import table_journal
 
 SETTINGS = BrokerSettings(broker_name="broker-a")
+# On this clock no change gets old enough for a write of the file, so that only changes are written.
+CLOCK = SimpleNamespace(now_ms=SYSTEM_CLOCK.now_ms, monotonic_ms=lambda: 0.0)
 
 
 @pytest.fixture
 def topics(tmp_path):
     told = []
-    table = TopicTable(tmp_path, SETTINGS, SYSTEM_CLOCK, told.extend)
+    table = TopicTable(tmp_path, SETTINGS, CLOCK, told.extend)
     table.told = told
-    table.load()
-    return table
+    return started(table)
 
 
 @pytest.fixture
 def groups(tmp_path):
-    table = GroupTable(tmp_path, SETTINGS, SYSTEM_CLOCK)
+    return started(GroupTable(tmp_path, SETTINGS, CLOCK))
+
+
+def started(table):
+    """Read and write a table as a start does."""
     table.load()
+    table.persist()
     return table
 
 
@@ -47,17 +57,19 @@ def put(table, *configs):
     asyncio.run(table.put_shared(*configs))
 
 
-def refuse(table, monkeypatch):
-    def save(value):
-        raise StoreUnavailable("the disk refuses")
+def refuse(monkeypatch):
+    """Let the disk refuse changes in journals."""
 
-    monkeypatch.setattr(table.file, "save", save)
+    def write(descriptor, data, position):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(table_journal, "write_all", write)
 
 
 def test_a_topic_that_the_disk_refuses_is_not_there(topics, monkeypatch):
     topics.put(TopicConfig("T", 4, 4))
     before = topics.snapshot()
-    refuse(topics, monkeypatch)
+    refuse(monkeypatch)
     for change in (
         lambda: topics.put(TopicConfig("U", 4, 4), TopicConfig("T", 1, 1)),
         lambda: put(topics, TopicConfig("U", 4, 4), TopicConfig("T", 1, 1)),
@@ -72,8 +84,8 @@ def test_a_topic_that_the_disk_refuses_is_not_there(topics, monkeypatch):
 
 def test_a_group_that_the_disk_refuses_is_not_there(groups, monkeypatch):
     put(groups, SubscriptionGroupConfig(group_name="g"))
-    before = groups.stored
-    refuse(groups, monkeypatch)
+    before = copy.deepcopy(groups.stored)
+    refuse(monkeypatch)
     for change in (
         lambda: put(groups, SubscriptionGroupConfig(group_name="h")),
         lambda: groups.remove("g"),
@@ -92,7 +104,7 @@ def test_a_shared_write_that_is_refused_takes_back_its_own_topics_only(topics, m
         shared = asyncio.ensure_future(topics.put_shared(TopicConfig("B", 8, 8), TopicConfig("C", 8, 8)))
         await asyncio.sleep(0)
         topics.put(TopicConfig("A", 2, 2))  # on the disk before the other is
-        refuse(topics, monkeypatch)
+        refuse(monkeypatch)
         with pytest.raises(StoreUnavailable):
             await shared
 
@@ -108,15 +120,15 @@ def test_changes_that_come_together_share_one_write(tmp_path, groups, topics, ki
         if kind == "groups"
         else (topics, TopicTable(tmp_path, SETTINGS, SYSTEM_CLOCK, print))
     )
-    saves, save = [], table.file.save
+    saves, write_all = [], table_journal.write_all
 
-    def counted(value):
-        saves.append(value)
+    def counted(descriptor, data, position):
+        saves.append(data)
         if is_refused:
-            raise StoreUnavailable("the disk refuses")
-        save(value)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_all(descriptor, data, position)
 
-    monkeypatch.setattr(table.file, "save", counted)
+    monkeypatch.setattr(table_journal, "write_all", counted)
     made = TopicConfig if kind == "topics" else lambda name: SubscriptionGroupConfig(group_name=name)
     wanted = [f"new{number}" for number in range(100)]
 
@@ -141,8 +153,8 @@ def test_what_appears_by_itself_is_written_with_the_others_of_its_second(tmp_pat
         if kind == "groups"
         else (topics, TopicTable(tmp_path, SETTINGS, SYSTEM_CLOCK, print))
     )
-    saved, save = [], table.file.save
-    monkeypatch.setattr(table.file, "save", lambda value: (saved.append(value), save(value)))
+    saved, write_all = [], table_journal.write_all
+    monkeypatch.setattr(table_journal, "write_all", lambda *given: (saved.append(given), write_all(*given)))
     for number in range(100):
         name = f"g{number}"
         assert (table.get(name) if kind == "groups" else table.ensure(f"%RETRY%{name}", 1, soon=True)) is not None
@@ -178,7 +190,7 @@ def count_of(table, name):
 
 def read_again(table):
     """Return the table read from its file."""
-    folder = table.file.path.parent
+    folder = table.saved.file.path.parent
     is_group = isinstance(table, GroupTable)
     fresh = (
         GroupTable(folder, SETTINGS, SYSTEM_CLOCK) if is_group else TopicTable(folder, SETTINGS, SYSTEM_CLOCK, print)
@@ -194,30 +206,30 @@ def table(request):
 
 def test_a_refused_write_of_what_appeared_is_tried_again(table, monkeypatch):
     with monkeypatch.context() as patch:
-        refuse(table, patch)
+        refuse(patch)
         appears(table, "h")
         with pytest.raises(StoreUnavailable):
             asyncio.run(table.write_new())
     asyncio.run(table.write_new())
-    assert b'"h"' in table.file.path.read_bytes()
+    assert count_of(read_again(table), "h") == 1
 
 
 class SlowDisk:
-    """A disk on which the first write of a table blocks until ``may_end`` is set, and fails if ``fails`` is set."""
+    """A disk on which the first write of a journal blocks until ``may_end`` is set, and fails if ``fails`` is set."""
 
-    def __init__(self, table, monkeypatch, *, fails=False):
+    def __init__(self, monkeypatch, *, fails=False):
         self.begun, self.may_end = threading.Event(), threading.Event()
-        self.fails, self.saved, self.save = fails, 0, table.file.save
-        monkeypatch.setattr(table.file, "save", self.slow)
+        self.fails, self.saved, self.write_all = fails, 0, table_journal.write_all
+        monkeypatch.setattr(table_journal, "write_all", self.slow)
 
-    def slow(self, value):
+    def slow(self, descriptor, data, position):
         self.saved += 1
         if self.saved == 1:
             self.begun.set()
             assert self.may_end.wait(60)
             if self.fails:
-                raise StoreUnavailable("the disk refuses")
-        self.save(value)
+                raise OSError(errno.ENOSPC, "No space left on device")
+        self.write_all(descriptor, data, position)
 
     async def is_busy(self):
         assert await asyncio.to_thread(self.begun.wait, 30)
@@ -227,7 +239,7 @@ def test_the_loop_continues_while_what_appeared_is_written_and_a_later_table_sta
     """Otherwise a slow disk would delay every message for seconds."""
 
     async def scenario():
-        disk = SlowDisk(table, monkeypatch)
+        disk = SlowDisk(monkeypatch)
         appears(table, "g1")
         writing = asyncio.create_task(table.write_new())
         await disk.is_busy()
@@ -237,7 +249,7 @@ def test_the_loop_continues_while_what_appeared_is_written_and_a_later_table_sta
         await asyncio.gather(writing, removing)
 
     asyncio.run(scenario())
-    assert b"g1" not in table.file.path.read_bytes()
+    assert count_of(read_again(table), "g1") is None
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -247,7 +259,7 @@ def test_the_loop_continues_while_changes_are_written_and_those_that_come_meanwh
     put(table, made_of(table, "known", 1))
 
     async def scenario():
-        disk = SlowDisk(table, monkeypatch, fails=fails)
+        disk = SlowDisk(monkeypatch, fails=fails)
         first = asyncio.create_task(table.put_shared(*[made_of(table, name, 2) for name in ("known", "both", "one")]))
         await disk.is_busy()
         later = [asyncio.create_task(table.put_shared(made_of(table, name, 3))) for name in ("both", "two")]
@@ -269,7 +281,7 @@ def test_what_is_changed_at_once_while_changes_are_written_stays(table, monkeypa
     put(table, made_of(table, "gone", 1), made_of(table, "kept", 1))
 
     async def scenario():
-        disk = SlowDisk(table, monkeypatch, fails=fails)
+        disk = SlowDisk(monkeypatch, fails=fails)
         first = asyncio.create_task(table.put_shared(made_of(table, "gone", 2), made_of(table, "new", 2)))
         await disk.is_busy()
         threading.Thread(target=disk.may_end.set).start()
@@ -285,7 +297,7 @@ def test_what_is_changed_at_once_while_changes_are_written_stays(table, monkeypa
 
 def test_a_version_stands_for_one_table_though_others_change_it_while_one_is_written(topics, monkeypatch):
     async def scenario():
-        disk = SlowDisk(topics, monkeypatch)
+        disk = SlowDisk(monkeypatch)
         first = asyncio.create_task(topics.put_shared(TopicConfig("A", 1, 1)))
         await disk.is_busy()
         topics.ensure("%RETRY%g", 1, soon=True)
@@ -424,8 +436,9 @@ def test_a_lost_topic_table_is_made_from_the_queues(what, tmp_path, caplog):
 def test_a_backup_of_the_topic_table_is_completed_from_the_queues(tmp_path, caplog):
     table = TopicTable(tmp_path / "config", SETTINGS, SYSTEM_CLOCK, print)
     table.load()
-    table.put(TopicConfig("Orders", 8, 8, 4))
-    table.put(TopicConfig("Newest", 4, 4))
+    for topic in (TopicConfig("Orders", 8, 8, 4), TopicConfig("Newest", 4, 4)):
+        table.put(topic)
+        table.persist()
     with_queues(tmp_path, "Newest", 0, 3)
     (tmp_path / "config" / "topics.json").write_bytes(b"")
     again = TopicTable(tmp_path / "config", SETTINGS, SYSTEM_CLOCK, print)

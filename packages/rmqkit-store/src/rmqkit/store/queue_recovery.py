@@ -33,14 +33,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Set
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from rmqkit.errors import BodyError, RecordCorrupt
-from rmqkit.protocol import fastjson
+from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.names import SCHEDULE_TOPIC, is_light
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.store.dispatcher import Dispatcher, request_of
@@ -53,6 +51,7 @@ from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.queue_ends import QueueEnds, QueueNote
 from rmqkit.store.queues.queue_ext import is_address
 from rmqkit.store.queues.table import ConsumeQueues, light_numbers
+from rmqkit.store.table_journal import stored_table
 
 __all__ = ["configured_topics", "mend_after_crash", "mend_queues", "tell_odd_queues"]
 
@@ -222,12 +221,10 @@ def _oddity(queue: ConsumeQueueBase, topics: dict[str, object] | None, log_start
 
 
 def configured_topics(root: Path) -> dict[str, object] | None:
-    """Return the topics of ``topics.json`` with their configuration, or None if the file cannot be read."""
-    with suppress(OSError, BodyError):
-        kept = fastjson.loads((root / "config" / "topics.json").read_bytes())
-        table = kept.get("topicConfigTable") if isinstance(kept, dict) else None
-        return table if isinstance(table, dict) else None
-    return None
+    """Return the topics of ``topics.json`` and its journal with their configuration, or None if the file cannot be
+    read."""
+    table = (stored_table(root / "config" / "topics.json") or {}).get("topicConfigTable")
+    return table if isinstance(table, dict) else None
 
 
 def _take_back(one: _Broken, entries: _Entries) -> None:

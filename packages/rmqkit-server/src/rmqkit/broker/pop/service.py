@@ -47,6 +47,7 @@ from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.tasks import Tasks, Turns
 from rmqkit.store.message_store import DispatchRequest, MessageStore, StoredSends
+from rmqkit.store.table_journal import journal_of
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts
@@ -114,7 +115,7 @@ class PopService:
         self.notifications = PopLongPolling(settings, clock)
         self.fetching = Tasks()
         self.revive = Revive(self.check_points, store, topics, groups, offsets, settings, store_host, older)
-        self._offsets_path, self._groups_path = folder / "consumerOffset.json", folder / "subscriptionGroup.json"
+        self._offsets_path, self._groups_path = folder / "consumerOffset.json", groups.saved.file.path
         self._revive_topic = revive_topic(settings.cluster_name)
         self._topics = topics
 
@@ -124,7 +125,8 @@ class PopService:
         config = self._topics.get(self._revive_topic)
         assert config is not None, "the revive topic exists from the start"
         # Read the files' times now: the start writes both files later, which changes the times.
-        offsets_at_ms, groups_at_ms = map(_written_ms, (self._offsets_path, self._groups_path))
+        offsets_at_ms = _written_ms(self._offsets_path)
+        groups_at_ms = max(map(_written_ms, (self._groups_path, journal_of(self._groups_path))))
         self.check_points.load(max(1, config.write_queue_nums), offsets_at_ms=offsets_at_ms, groups_at_ms=groups_at_ms)
 
     def gather(self) -> Gathered:

@@ -1,7 +1,8 @@
 """The broker's consumer groups (``SubscriptionGroupManager``), stored in ``config/subscriptionGroup.json``.
 
-A change is on the disk before the broker answers. A thread writes changes that arrive together. Groups that are created
-automatically are written together once a second. A group that a crash loses is created again.
+A change is on the disk before the broker answers: it is appended to the table's journal (`JournaledTable`). A thread
+writes changes that arrive together. Groups that are created automatically are written together once a second. A group
+that a crash loses is created again.
 
 With ``autoCreateSubscriptionGroup`` every group name in a request becomes a group with a retry topic. Apache's broker
 never deletes these groups. This broker drops a group if all these conditions hold (`drop_unused_groups`):
@@ -20,29 +21,26 @@ Use this module only on the event loop. Source: behaviour.md §2.8; store.md §9
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.broker.tables.clients import ClientTable
-from rmqkit.broker.tables.files import Changes, SharedWrite
+from rmqkit.broker.tables.files import JournaledTable
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
-from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol.names import SYSTEM_GROUP_PREFIX, SYSTEM_GROUPS, dlq_topic, group_fault, is_light, retry_topic
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.remoting.tasks import Slice
-from rmqkit.store.files import JsonFile, RowTexts
+from rmqkit.store.files import JsonFile
 from rmqkit.store.message_store import MessageStore
 
 _READ_FORBIDDEN = 1 << 2
-
-V = TypeVar("V")
+_MEMBER, _FORBIDDEN = "subscriptionGroupTable", "forbiddenTable"
 
 
 class Appeared(msgspec.Struct):
@@ -61,48 +59,37 @@ class Appeared(msgspec.Struct):
 
 class GroupTable:
     """The consumer groups by name. ``has_light``: True if every name ``%LMQ%…`` is a group, without a row in the table.
-    ``file``: the file of the table."""
+    ``saved``: the rows with their files."""
 
     def __init__(self, folder: Path, settings: BrokerSettings, clock: Clock, *, has_light: bool = False) -> None:
         self._has_light = has_light
-        self.file = JsonFile(folder / "subscriptionGroup.json")
         self._settings = settings
         self._clock = clock
-        self._stored = SubscriptionGroupTable()
-        self._rows = RowTexts()
-        self._shared = SharedWrite(self.file, self._write_shared)
+        types = {_FORBIDDEN: dict[str, int], _MEMBER: SubscriptionGroupConfig}
+        self.saved = JournaledTable(folder / "subscriptionGroup.json", types, clock)
+        self._groups: dict[str, SubscriptionGroupConfig] = self.saved.members[_MEMBER]
+        self._forbidden: dict[str, dict[str, int]] = self.saved.members[_FORBIDDEN]
         self._appeared: dict[str, Appeared] = {}
 
     def load(self) -> None:
-        """Read the file and add the system groups that every broker has."""
-        self._stored = self.file.load(SubscriptionGroupTable) or SubscriptionGroupTable()
-        _name_all(self._stored)
-        table = self._stored.subscription_group_table
-        for name in SYSTEM_GROUPS:
-            if name not in table:
-                table[name] = SubscriptionGroupConfig(group_name=name)
+        """Read the file and its journal, and add the system groups that every broker has."""
+        stored = self.saved.file.load(SubscriptionGroupTable) or SubscriptionGroupTable()
+        _name_all(stored)
+        self.saved.load(stored.data_version, _members(stored))
+        missing = [name for name in SYSTEM_GROUPS if name not in self._groups]
+        self.saved.add_missing({(_MEMBER, name): SubscriptionGroupConfig(group_name=name) for name in missing})
 
     def get(self, group: str) -> SubscriptionGroupConfig | None:
         """Return a group. Create a missing group if the name is valid and the settings allow it."""
-        config = self._stored.subscription_group_table.get(group)
+        config = self._groups.get(group)
         if config is None and self._has_light and is_light(group):
             return SubscriptionGroupConfig(group_name=group)
         if config is None and self._may_create(group):
             config = SubscriptionGroupConfig(group_name=group)
             self._appeared[group] = Appeared(config, self._clock.monotonic_ms())
             # Write the new groups of a second together: clients can invent names, and a name must not cost an fsync.
-            self._change_soon(group, config)
+            self.saved.change_soon({(_MEMBER, group): config})
         return config
-
-    def _change_soon(self, group: str, config: SubscriptionGroupConfig | None) -> None:
-        """Add or remove one group, in constant time. `write_new` writes all changes of a second."""
-        groups = self._stored.subscription_group_table
-        if config is None:
-            del groups[group]
-        else:
-            groups[group] = config
-        self._stored = self._changed(groups)
-        self._shared.is_due = True
 
     def appeared_before(self, monotonic_ms: float) -> dict[str, Appeared]:
         """Return the groups that were created automatically before a time, without groups that are known to be used."""
@@ -117,14 +104,14 @@ class GroupTable:
         or None."""
         one = self._appeared.pop(group)
         # Compare the objects: if an operator has put the group, the table has another object, even if it is equal.
-        is_as_made = self._stored.subscription_group_table.get(group) is one.config
-        if not is_as_made or group in self._stored.forbidden_table:
+        is_as_made = self._groups.get(group) is one.config
+        if not is_as_made or group in self._forbidden:
             return None
-        self._change_soon(group, None)
+        self.saved.change_soon({(_MEMBER, group): None})
         return one
 
     def __contains__(self, group: str) -> bool:
-        return group in self._stored.subscription_group_table or (self._has_light and is_light(group))
+        return group in self._groups or (self._has_light and is_light(group))
 
     def made_retry_topic(self, group: str, config: TopicConfig) -> None:
         """Record that a group's retry topic was created with the group."""
@@ -134,48 +121,29 @@ class GroupTable:
 
     @property
     def stored(self) -> SubscriptionGroupTable:
-        """The whole table, read-only."""
-        return self._stored
+        """The whole table, read-only. Later changes are visible in its rows."""
+        return SubscriptionGroupTable(self.saved.version, self._forbidden, self._groups)
 
     async def put_shared(self, *configs: SubscriptionGroupConfig) -> None:
         """Create or change groups. One write contains all changes that arrive before it begins. When this returns, the
         groups are on the disk. When this raises, they are unchanged."""
         assert all(config.group_name for config in configs), "a group has a name"
-        changed = {config.group_name: config for config in configs}
-        self._replace_groups(self._shared.changed(self._stored.subscription_group_table, changed))
-        await self._shared.done()
-
-    async def _write_shared(self, changes: Changes[SubscriptionGroupConfig]) -> None:
-        """Write changed groups. Set the new version after the write, when the changes cannot be reverted any more."""
-        known, stored = self._stored.data_version, self._changed(self._stored.subscription_group_table)
-        try:
-            await self._shared.save_aside(self._content(stored))
-        except StoreUnavailable:
-            self._replace_groups(self._shared.taken_back(self._stored.subscription_group_table, changes))
-            raise
-        if self._stored.data_version is known:
-            self._stored = msgspec.structs.replace(self._stored, data_version=stored.data_version)
-        else:  # other changes have used this version
-            self._stored = self._changed(self._stored.subscription_group_table)
-            self._shared.is_due = True
-
-    def _replace_groups(self, groups: dict[str, SubscriptionGroupConfig]) -> None:
-        self._stored = msgspec.structs.replace(self._stored, subscription_group_table=groups)
+        await self.saved.change_shared({(_MEMBER, config.group_name): config for config in configs})
 
     def remove(self, group: str) -> None:
         """Remove a group and its forbidden topics, if it exists."""
         self._appeared.pop(group, None)
-        if group in self or group in self._stored.forbidden_table:
-            groups = _without(self._stored.subscription_group_table, group)
-            self._save(self._changed(groups, _without(self._stored.forbidden_table, group)))
+        if group in self or group in self._forbidden:
+            self.saved.change({(_MEMBER, group): None, (_FORBIDDEN, group): None})
 
     def replace_with(self, copied: SubscriptionGroupTable) -> bool:
-        """Replace the table by the master's table and write it, unless the versions are equal. Groups that the master
-        does not have are removed. Return True if the table was replaced. Source: behaviour.md §10.1."""
-        if copied.data_version == self._stored.data_version:
+        """Replace the table by the master's table, unless the versions are equal. Groups that the master does not have
+        are removed. Only the differences are written. Return True if the table was replaced.
+        Source: behaviour.md §10.1."""
+        if copied.data_version == self.saved.version:
             return False
         _name_all(copied)
-        self._save(copied)
+        self.saved.replace(_members(copied), copied.data_version)
         self._appeared.clear()  # the groups of the table are the master's now
         return True
 
@@ -183,42 +151,22 @@ class GroupTable:
         """Forbid or allow a group to read a topic. Group and topic need not exist."""
         if self.is_read_forbidden(group, topic) == is_forbidden:
             return  # a new version would make slaves copy the unchanged table
-        topics = dict(self._stored.forbidden_table.get(group, {}))
+        topics = dict(self._forbidden.get(group, {}))
         topics[topic] = topics.get(topic, 0) ^ _READ_FORBIDDEN
-        topics = {topic: bits for topic, bits in topics.items() if bits}
-        forbidden = _without(self._stored.forbidden_table, group) | ({group: topics} if topics else {})
-        self._save(self._changed(self._stored.subscription_group_table, forbidden))
+        self.saved.change({(_FORBIDDEN, group): {topic: bits for topic, bits in topics.items() if bits} or None})
 
     def is_read_forbidden(self, group: str, topic: str) -> bool:
         """Return True if an operator forbade a group to read a topic (``forbiddenTable``)."""
-        forbidden = self._stored.forbidden_table
+        forbidden = self._forbidden
         return bool(forbidden) and bool(forbidden.get(group, {}).get(topic, 0) & _READ_FORBIDDEN)
 
     def persist(self) -> None:
-        self._save(self._stored)
+        self.saved.persist()
 
     async def write_new(self) -> None:
-        """Write the table in a thread if `_change_soon` changed it. The broker calls this every second."""
-        if self._shared.is_due:
-            await self._shared.save_aside(self._content(self._stored))
-
-    def _changed(
-        self, groups: dict[str, SubscriptionGroupConfig], forbidden: dict[str, dict[str, int]] | None = None
-    ) -> SubscriptionGroupTable:
-        """Return a table with new contents and the next version."""
-        version = msgspec.structs.replace(self._stored.data_version)
-        version.advance(self._clock.now_ms())
-        return SubscriptionGroupTable(version, self._stored.forbidden_table if forbidden is None else forbidden, groups)
-
-    def _save(self, stored: SubscriptionGroupTable) -> None:
-        self._shared.save(self._content(stored))  # save first: if the disk refuses, nothing has changed
-        self._stored = stored
-
-    def _content(self, stored: SubscriptionGroupTable) -> Callable[[], dict[str, Any]]:
-        """Return a function that makes the file's content from the current rows."""
-        groups = dict(stored.subscription_group_table)
-        rest = {"dataVersion": stored.data_version, "forbiddenTable": stored.forbidden_table}
-        return lambda: {**rest, "subscriptionGroupTable": self._rows.of(groups)}
+        """Write the groups that were created automatically, and the file if it is time. The broker calls this every
+        second."""
+        await self.saved.write_new()
 
     def _may_create(self, group: str) -> bool:
         allowed = self._settings.auto_create_group or group.startswith(SYSTEM_GROUP_PREFIX)
@@ -230,13 +178,13 @@ def request_modes_file(root: Path) -> JsonFile:
     return JsonFile(root / "config" / "messageRequestMode.json")
 
 
+def _members(stored: SubscriptionGroupTable) -> dict[str, dict[str, Any]]:
+    return {_FORBIDDEN: stored.forbidden_table, _MEMBER: stored.subscription_group_table}
+
+
 def _name_all(stored: SubscriptionGroupTable) -> None:
     for name, config in stored.subscription_group_table.items():
         config.group_name = config.group_name or name
-
-
-def _without(table: dict[str, V], name: str) -> dict[str, V]:
-    return {key: value for key, value in table.items() if key != name}
 
 
 ROUND_SECONDS = 60.0

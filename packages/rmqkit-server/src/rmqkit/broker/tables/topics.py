@@ -1,9 +1,10 @@
 """The broker's topic table (``TopicConfigManager``), stored in ``config/topics.json``.
 
-A change is on the disk before the broker answers. Then the broker registers the change with the name servers. Changes
-by operators share a write in a thread, and the text of an unchanged row is cached. For topics that a send or the broker
-itself creates, the loop waits for the write. Retry topics that are created with a group's first heartbeat are an
-exception: they are written once a second, and after a crash the next heartbeat creates them again.
+A change is on the disk before the broker answers: it is appended to the table's journal (`JournaledTable`). Then the
+broker registers the change with the name servers. The cost of a change does not depend on the number of topics. Changes
+by operators share a write in a thread. For topics that a send or the broker itself creates, the loop waits for the
+write. Retry topics that are created with a group's first heartbeat are an exception: they are written once a second,
+and after a crash the next heartbeat creates them again.
 
 The queues of a static topic are numbered over all brokers. Each broker has some of them (``TopicQueueMappingManager``):
 
@@ -26,15 +27,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
 from rmqkit.broker.settings import BrokerSettings
-from rmqkit.broker.tables.files import Changes, SharedWrite
+from rmqkit.broker.tables.files import JournaledTable
 from rmqkit.clock import Clock
-from rmqkit.errors import StoreMismatch, StoreUnavailable
+from rmqkit.errors import StoreMismatch
 from rmqkit.protocol import names
 from rmqkit.protocol.schemas.topics import (
     DataVersion,
@@ -44,7 +44,7 @@ from rmqkit.protocol.schemas.topics import (
     TopicQueueMappingDetail,
     TopicQueueMappingInfo,
 )
-from rmqkit.store.files import JsonFile, RowTexts
+from rmqkit.store.files import JsonFile
 from rmqkit.store.queues.table import queue_counts
 
 
@@ -182,12 +182,13 @@ _log = logging.getLogger(__name__)
 _LOGGED_MAX = 20
 _ALL = Permission.READ | Permission.WRITE
 _TEMPLATE = _ALL | Permission.INHERIT
+_MEMBER = "topicConfigTable"
 
 
 class TopicTable:
     """The topics by name. ``on_change``: called with topics that were created or changed, after they are on the disk.
     ``has_light``: True if every name of a light queue is a topic with one queue, without a row in the table.
-    ``file``: the file of the table."""
+    ``saved``: the rows with their files."""
 
     def __init__(
         self,
@@ -199,43 +200,45 @@ class TopicTable:
         has_light: bool = False,
     ) -> None:
         self._has_light = has_light
-        self.file = JsonFile(folder / "topics.json")
         self._store_root = folder.parent
         self._settings = settings
-        self._clock = clock
         self._on_change = on_change
-        self._table: dict[str, TopicConfig] = {}
+        self.saved = JournaledTable(folder / "topics.json", {_MEMBER: TopicConfig}, clock, self._changed)
+        self._table: dict[str, TopicConfig] = self.saved.members[_MEMBER]
         self._own: frozenset[str] = frozenset()
-        self._rows = RowTexts()
-        self._shared = SharedWrite(self.file, self._write_shared)
         self.static = StaticTopics(folder, settings, clock)
-        self.data_version = DataVersion()
+
+    @property
+    def data_version(self) -> DataVersion:
+        return self.saved.version
+
+    def _changed(self, configs: list[TopicConfig]) -> None:
+        # Register after the write: otherwise name servers could know a topic that a crash has lost.
+        self._on_change(configs)
 
     def load(self) -> None:
-        """Read the file and add missing system topics. If the file is lost, also add topics for the store's queues:
-        otherwise their messages could not be read. Do this even if there is a backup, because it may be older."""
+        """Read the file and its journal, and add missing system topics. If the file is lost, also add topics for the
+        store's queues: otherwise their messages could not be read. Do this even if there is a backup, because it may be
+        older."""
         self.static.load()
-        stored = self._read()
-        if stored is not None:
-            self._table = stored.topic_config_table
-            self.data_version = stored.data_version
-        _name_all(self._table)
+        stored = self._read() or TopicConfigTable()
+        _name_all(stored.topic_config_table)
+        self.saved.load(stored.data_version, {_MEMBER: stored.topic_config_table})
         missing = self._missing_system_topics()
         if missing:
-            self._table.update((config.topic_name, config) for config in missing)
-            self.data_version.advance(self._clock.now_ms())
+            self.saved.change_soon(_rows(missing))
         # Only if the file is missing: after all topics were deleted, old queues remain until retention deletes them.
-        if not self.file.path.exists():
+        if not self.saved.file.path.exists():
             self._add_those_of_queues()
 
     def _read(self) -> TopicConfigTable | None:
         try:
-            return self.file.load(TopicConfigTable)
+            return self.saved.file.load(TopicConfigTable)
         except StoreMismatch as error:
             _log.warning(
                 "%s; both are kept as *.damaged, and the topics are created from the queues of the store", error
             )
-            self.file.set_aside()
+            self.saved.file.set_aside()
             return None
 
     def _add_those_of_queues(self) -> None:
@@ -245,13 +248,12 @@ class TopicTable:
                 attributes = {"queue.type": "BatchCQ"} if is_batch else {}
                 added[topic] = TopicConfig(topic, count, count, _ALL, attributes=attributes)
         if added:
-            self._table.update(added)
-            self.data_version.advance(self._clock.now_ms())
+            self.saved.change_soon(_rows(added.values()))
             shown = ", ".join(f"{name} ({one.read_queue_nums})" for name, one in list(added.items())[:_LOGGED_MAX])
             _log.warning(
                 "%s is lost: %d topics are taken from the store's queues, readable and writable, with as many queues "
                 "as had messages: %s%s: check them with `rmq topic list`",
-                *(self.file.path, len(added), shown, ", …" if len(added) > _LOGGED_MAX else ""),
+                *(self.saved.file.path, len(added), shown, ", …" if len(added) > _LOGGED_MAX else ""),
             )
 
     def add_system_topics(self) -> None:
@@ -261,7 +263,8 @@ class TopicTable:
 
     def register_all(self) -> None:
         """Register all topics with the name servers again, as if they had changed."""
-        self.put(*self._table.values())  # this sets a new version: name servers ignore a version that they have
+        self.saved.change({})  # this sets a new version: name servers ignore a version that they have
+        self._on_change(list(self._table.values()))
 
     def _missing_system_topics(self) -> list[TopicConfig]:
         system = _system_topics(self._settings)
@@ -306,16 +309,13 @@ class TopicTable:
     def put(self, *configs: TopicConfig) -> None:
         """Create or change topics. When this returns, they are on the disk. When this raises, they are unchanged."""
         assert all(config.topic_name for config in configs), "a topic has a name"
-        self._replace(self._table | {config.topic_name: config for config in configs})
-        # Register after the write: otherwise name servers could know a topic that a crash has lost.
-        self._on_change(list(configs))
+        self.saved.change(_rows(configs))
+        self._changed(list(configs))
 
     async def put_shared(self, *configs: TopicConfig) -> None:
         """Create or change topics like `put`, but share one write with all changes that arrive before it begins. The
         changes succeed or fail together."""
-        # Change the table before the write, so that concurrent changes see each other. Register topics after it.
-        self._table = self._shared.changed(self._table, {config.topic_name: config for config in configs})
-        await self._shared.done()
+        await self.saved.change_shared(_rows(configs))
 
     async def ensure_shared(self, topic: str, queue_count: int) -> None:
         """Create a topic that the broker itself needs, if it is missing, with `put_shared`. The topic is readable and
@@ -324,36 +324,21 @@ class TopicTable:
             sys_flag = _sys_flag(topic, unit=False)
             await self.put_shared(TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag))
 
-    async def _write_shared(self, changes: Changes[TopicConfig]) -> None:
-        """Write changed topics. Set the new version after the write: other changes may set their own version during
-        it."""
-        known, version = self.data_version, self._next_version()
-        try:
-            await self._shared.save_aside(self._content(version, self._table))
-        except StoreUnavailable:
-            self._table = self._shared.taken_back(self._table, changes)
-            raise
-        if self.data_version is not known:  # other changes have used this version
-            version, self._shared.is_due = self._next_version(), True
-        assert version != known, "a changed table has a new version"
-        self.data_version = version
-        self._on_change([config for _, config in changes.values()])
-
     def remove(self, topic: str) -> None:
         """Remove a topic, if it exists. Name servers return the topic until they receive its deletion."""
         self.static.remove(topic)
         if topic in self._table:
-            self._replace({name: config for name, config in self._table.items() if name != topic})
+            self.saved.change({(_MEMBER, topic): None})
 
     def replace_with(self, copied: TopicConfigTable) -> bool:
-        """Replace the table by the master's table and write it, unless the versions are equal. Topics that the master
-        does not have are removed. Return True if the table was replaced. Source: behaviour.md §10.1.
+        """Replace the table by the master's table, unless the versions are equal. Topics that the master does not have
+        are removed. Only the differences are written. Return True if the table was replaced.
+        Source: behaviour.md §10.1.
         Raises StoreMismatch: a static topic is not supported, so static topics were not copied."""
         is_other = copied.data_version != self.data_version
         if is_other:
             _name_all(copied.topic_config_table)
-            self._shared.save(self._content(copied.data_version, copied.topic_config_table))
-            self._table, self.data_version = copied.topic_config_table, copied.data_version
+            self.saved.replace({_MEMBER: copied.topic_config_table}, copied.data_version)
         return self.static.replace_with(copied) or is_other
 
     def mark_ordered(self, topics: Iterable[str]) -> None:
@@ -365,37 +350,12 @@ class TopicTable:
             self.put(*changed)
 
     def persist(self) -> None:
-        self._shared.save(self._content(self.data_version, self._table))
-
-    def _content(self, version: DataVersion, table: dict[str, TopicConfig]) -> Callable[[], dict[str, Any]]:
-        """Return a function that makes the file's content from the current rows."""
-        # Copy the table on the loop: `_change_soon` changes the table in place while a thread writes the copy.
-        table = dict(table)
-        return lambda: {"dataVersion": version, "topicConfigTable": self._rows.of(table)}
+        self.saved.persist()
 
     async def write_new(self) -> None:
-        """Write the table in a thread if `_change_soon` changed it. The broker calls this every second."""
-        if self._shared.is_due:
-            await self._shared.save_aside(self._content(self.data_version, self._table))
-
-    def _next_version(self) -> DataVersion:
-        version = msgspec.structs.replace(self.data_version)
-        version.advance(self._clock.now_ms())
-        return version
-
-    def _replace(self, table: dict[str, TopicConfig]) -> None:
-        version = self._next_version()
-        self._shared.save(self._content(version, table))  # save first: if the disk refuses, nothing has changed
-        self._table, self.data_version = table, version
-
-    def _change_soon(self, topic: str, config: TopicConfig | None) -> None:
-        """Add or remove one topic, in constant time. `write_new` writes all changes of a second."""
-        if config is None:
-            del self._table[topic]
-        else:
-            self._table[topic] = config
-        self.data_version = self._next_version()
-        self._shared.is_due = True
+        """Write the changes of `ensure` and `remove_unused`, and the file if it is time. The broker calls this every
+        second."""
+        await self.saved.write_new()
 
     def create_for_send(self, topic: str, *, template: str, queue_count: int, unit: bool = False) -> TopicConfig | None:
         """Return the topic of a send. Create a missing topic from the producer's template topic if this is allowed.
@@ -431,9 +391,9 @@ class TopicTable:
         created = TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag, order=order)
         if soon:
             # The topic is registered before it is on the disk. If a crash loses the topic, it is created again.
-            self._change_soon(topic, created)
+            self.saved.change_soon({(_MEMBER, topic): created})
         else:
-            self._replace(self._table | {topic: created})
+            self.saved.change({(_MEMBER, topic): created})
         assert self._table[topic] is created, "the registered topic is in the table"
         self._on_change([created])
         return created
@@ -441,7 +401,11 @@ class TopicTable:
     def remove_unused(self, topic: str, made: TopicConfig) -> None:
         """Remove a topic that `ensure` created, unless it was changed since. `write_new` writes the removal."""
         if self._table.get(topic) is made:  # compare the objects: an operator may have put an equal topic
-            self._change_soon(topic, None)
+            self.saved.change_soon({(_MEMBER, topic): None})
+
+
+def _rows(configs: Iterable[TopicConfig]) -> dict[tuple[str, str], TopicConfig]:
+    return {(_MEMBER, config.topic_name): config for config in configs}
 
 
 def _name_all(table: dict[str, TopicConfig]) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ from rmqkit.spark.options import Entity, StoreOptions
 from rmqkit.store.kernels.gather import gather
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records
+from rmqkit.store.table_journal import apply_journal, journal_of
 
 Arrays = Mapping[str, Any]
 Parts = Sequence[Any]
@@ -184,17 +186,22 @@ def _offset_rows(options: StoreOptions, plan: ReadPlan) -> Iterator[Arrays]:
 
 
 def _config(root: str, name: str, table: str) -> dict[str, Any]:
-    """Read a table of a broker's config file. The table is empty if the file does not exist.
+    """Read a table of a broker's config file, with the changes of its journal. The table is empty if the file does not
+    exist.
     Raises StoreError: the config directory is missing, or the file does not have a broker's format."""
     folder = join(resolve(root), "config")
     path = join(folder, name)
+    # Read the journal first: if a broker replaces both in between, the newer file contains the older journal.
+    journal = read_file(join(folder, journal_of(Path(name)).name))
     content = read_file(path)
     if content is None and exists(folder):
         return {}
     if content is None:
         raise StoreError(f"{path} does not exist: give the store directory, the one that holds config")
     try:
-        found: dict[str, Any] = fastjson.loads(content)[table]
+        stored = fastjson.loads(content)
+        found: dict[str, Any] = stored[table]
+        apply_journal(stored, journal, journal_of(Path(path)))
         return {str(key): value for key, value in found.items()}
     except (BodyError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{path} has no {table}: {error}; its copy {name}.bak may be whole") from None

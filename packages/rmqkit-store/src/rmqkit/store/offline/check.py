@@ -35,7 +35,16 @@ from rmqkit.store.log.remains import is_filler
 from rmqkit.store.log.scan import Damage, need_numpy
 from rmqkit.store.log.view import LogView, Segment
 from rmqkit.store.offline.file_check import check_small_files, check_timer_files
-from rmqkit.store.offline.findings import FINDINGS_MAX, Finding, Kind, Progress, Report, common_length, files_in_order
+from rmqkit.store.offline.findings import (
+    FINDINGS_MAX,
+    UNWRITTEN,
+    Finding,
+    Kind,
+    Progress,
+    Report,
+    common_length,
+    files_in_order,
+)
 from rmqkit.store.queues.table import deleted_topics_path
 from rmqkit.store.settings import StoreSettings
 
@@ -45,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FINDINGS_MAX",
+    "UNWRITTEN",
     "Finding",
     "Kind",
     "LogDamage",

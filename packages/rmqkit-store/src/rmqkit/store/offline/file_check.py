@@ -38,6 +38,7 @@ from rmqkit.store.files import decode_file, is_note
 from rmqkit.store.log.checkpoint import CHECKPOINT_BYTES
 from rmqkit.store.log.view import LogView
 from rmqkit.store.offline.findings import Kind, Report, common_length, entries_of, files_in_order
+from rmqkit.store.offline.journal_check import check_journals
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.timer.check import Damage
 from rmqkit.store.timer.files import TimerFiles, checkpoint_fault, load_timer_checkpoint
@@ -66,7 +67,7 @@ _PLACE = re.compile(r"(?:byte|character) (\d+)")
 
 
 def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int, *, has_delays: bool) -> None:
-    """Report faults of the checkpoint, the notes and the files under ``config``.
+    """Report faults of the checkpoint, the notes, and the files and journals under ``config``.
     ``newest_ms``: storeTimestamp of the newest record.
     ``log_end``: physical offset one past the last segment.
     ``has_delays``: whether the delay topic has messages. A broker with such messages stores their delivery offsets."""
@@ -85,6 +86,7 @@ def check_small_files(root: Path, report: Report, newest_ms: int, log_end: int, 
         if path.name.endswith(".bak") and not path.with_suffix("").exists():
             report.add(Kind.FILE_MISSING, path.with_suffix(""), 0, "the file beside its backup", "none")
 
+    check_journals(root, report)
     delays = root / "config" / "delayOffset.json"
     has_run = (root / "config" / "topics.json").exists()  # a store that no broker has used delivers nothing
     if has_delays and has_run and not delays.exists() and not delays.with_name(delays.name + ".bak").exists():

@@ -14,10 +14,23 @@ from msgspec import Struct, field
 
 from rmqkit.store.log.mapped_file import file_name
 
-__all__ = ["FINDINGS_MAX", "Finding", "Kind", "Progress", "Report", "common_length", "entries_of", "files_in_order"]
+__all__ = [
+    "FINDINGS_MAX",
+    "UNWRITTEN",
+    "Finding",
+    "Kind",
+    "Progress",
+    "Report",
+    "common_length",
+    "entries_of",
+    "files_in_order",
+]
 
 FINDINGS_MAX = 10_000
 """Maximum number of findings in a report. Further findings are only counted."""
+
+UNWRITTEN = "changes only in journals"
+"""The count of changes of topics and groups that only rmqkit can read, in `Report.checked`."""
 
 Progress = Callable[[int, int], None]
 """A callback for the number of bytes checked so far, and the total."""

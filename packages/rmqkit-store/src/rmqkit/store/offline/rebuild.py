@@ -22,7 +22,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from rmqkit.protocol import fastjson
 from rmqkit.protocol.record import INNER_BATCH
 from rmqkit.store.bulk import BulkDispatcher, DispatchColumns
 from rmqkit.store.dispatcher import Dispatcher, queue_tags_code
@@ -37,6 +36,7 @@ from rmqkit.store.queues.batch_queue import BATCH_ENTRY
 from rmqkit.store.queues.consume_queue import ENTRY_BYTES
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import StoreSettings, parse_delay_levels
+from rmqkit.store.table_journal import stored_table
 
 __all__ = [
     "FOLDER",
@@ -169,11 +169,11 @@ def sizes_of(root: Path, settings: StoreSettings | None) -> StoreSettings:
 
 
 def batch_topics_of(root: Path) -> set[str]:
-    """Return the topics with batch queues, according to their directories and ``topics.json``."""
+    """Return the topics with batch queues, according to their directories, and ``topics.json`` with its journal."""
     topics = {path.name for path in entries_of(root / "batchconsumequeue")}
     path = root / "config" / "topics.json"
     if path.is_file() and is_json(path) is None:
-        table = fastjson.loads(path.read_bytes()).get("topicConfigTable", {})
+        table = (stored_table(path) or {}).get("topicConfigTable", {})
         topics |= {name for name, one in table.items() if (one.get("attributes") or {}).get("queue.type") == "BatchCQ"}
     return topics
 

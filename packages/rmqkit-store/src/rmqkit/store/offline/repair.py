@@ -15,6 +15,7 @@ queue or extension file                      all queues are rebuilt (`rebuild`)
 index file                                   the index is rebuilt
 checkpoint                                   it is removed: the next recovery starts at an older segment
 ``config/X.json`` or its backup              replaced by the other file if that file can be read
+``config/X.journal``                         see `journal_check`; its changes are written to ``config/X.json``
 ``logstart``, ``queueends``, ``indexfiles``  removed
 ``timerlog``, ``timerwheel``, ``timercheck`` see `file_check`; ``timermetrics`` is removed if no backup can be read
 ===========================================  ==========================================================================
@@ -45,6 +46,7 @@ from rmqkit.store.log.view import mapped
 from rmqkit.store.offline.check import verify
 from rmqkit.store.offline.file_check import NOTES, is_json, is_timer_file, mend_timer_files
 from rmqkit.store.offline.findings import Finding, Kind, Progress, Report, common_length, entries_of
+from rmqkit.store.offline.journal_check import merges
 from rmqkit.store.offline.rebuild import QUEUE_TREES, rebuild
 from rmqkit.store.settings import StoreSettings
 
@@ -101,10 +103,11 @@ def repair(
             _rename(renames)
         finally:
             lock.release()
+    named += _merge_journals(root, is_dry_run=is_dry_run)
     # Repair the log before its derived files, and check again in between: only a sound log shows the missing entries.
     report = verify(root, settings, progress=progress)
-    if is_dry_run:  # findings under their present names do not count
-        moved = {str(path) for path, _ in renames}
+    if is_dry_run:  # findings of these files do not count
+        moved = {one.path for one in named}
         report.findings = [one for one in report.findings if one.path not in moved]
     edits = list(_edits(root, settings, report))
     steps = [step for _, step, _ in edits]
@@ -127,6 +130,20 @@ def repair(
         rebuild(root, settings, queues=_QUEUES in trees, index=_INDEX in trees, progress=progress)
         report = verify(root, settings, progress=progress)
     return Repaired(named + steps + rebuilds, report.findings, is_dry_run)
+
+
+def _merge_journals(root: Path, *, is_dry_run: bool) -> list[Step]:
+    """Write the changes of journals to their files. Do it first: a file that cannot be read gets a content here."""
+    found = list(merges(root))
+    if found and not is_dry_run:
+        lock = StoreLock(root)
+        lock.acquire()
+        try:
+            for _, _, act in found:
+                act()
+        finally:
+            lock.release()
+    return [Step(str(path), action) for path, action, _ in found]
 
 
 def _renames(root: Path, settings: StoreSettings | None) -> Iterator[tuple[Path, Path]]:

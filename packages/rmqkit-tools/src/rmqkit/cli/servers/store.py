@@ -6,6 +6,7 @@ import csv
 import errno
 import itertools
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,7 +101,8 @@ def repair(
 ) -> None:
     """Repair everything that can be rebuilt from the commit log, and list the rest.
 
-    The exit code is 1 if something is still damaged. Stop the broker first."""
+    Changes of topics and groups that are only in journals are written to the files, which Apache's brokers read. The
+    exit code is 1 if something is still damaged. Stop the broker first."""
     with one_line_errors(), progress_bar("repair") as progress:
         need_numpy("repair")
         from rmqkit.store.offline.repair import repair as repair_store
@@ -286,6 +288,9 @@ def print_report(root: Path | str, report: fsck.Report) -> None:
     if (more := sum(report.counts.values()) - len(report.findings)) > 0:
         print(f"... and {more} more")
     print(f"{root}: {_verdict(report)}")
+    if (count := report.checked[fsck.UNWRITTEN]) and not report.is_live:
+        said = "of topics and groups, which Apache's brokers do not read; to write them to the files, run"
+        print(f"{count} {fsck.UNWRITTEN} {said}: rmq store repair {shlex.quote(str(root))}")
     print_table(["what", "checked"], report.checked.items())
     if report.counts:
         print_table(["problem", "count"], report.counts.items())
