@@ -595,6 +595,19 @@ async def test_a_new_time_in_order_counts_from_now_and_not_for_messages_before_t
     assert broker.pop_service.orders.blocked_until("T", "g", 0) == NOW_MS + 600
 
 
+async def test_a_suspended_message_in_order_blocks_its_queue_and_is_not_counted(broker):
+    broker.put(*"ab")
+    popped = await popped_in_order(broker)
+    await broker.change(popped.handles["b"], 90_000, suspend=True)
+    assert broker.pop_service.orders.blocked_until("T", "g", 0) == NOW_MS + 90_000
+    counts = []
+    for attempt in "23":
+        broker.clock.ms += 90_001
+        again = await popped_in_order(broker, attempt_id=attempt, born_time=int(broker.clock.ms))
+        counts.append(again.header.order_count_info)
+    assert counts == ["0 0 0", "0 qo0%0 1;0 qo0%1 1;0 0 1"]
+
+
 async def test_a_batch_acknowledges_messages_in_order_at_once(broker):
     broker.put(*"abc")
     await popped_in_order(broker)

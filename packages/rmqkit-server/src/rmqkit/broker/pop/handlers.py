@@ -10,7 +10,8 @@ PEEK_MESSAGE                     reads the same messages and changes nothing
 NOTIFICATION, POLLING_INFO       return whether there is a message to pop, and how many pops wait for a queue
 ACK_MESSAGE, BATCH_ACK_MESSAGE   store which messages are consumed: all acks of one loop tick with one write, the acks
                                  of one pop as one record
-CHANGE_MESSAGE_INVISIBLETIME     stores a new check point, then an ack of the old one
+CHANGE_MESSAGE_INVISIBLETIME     stores a new check point, then an ack of the old one. With ``suspend`` (5.5) the
+                                 redelivery of the message, or of the whole ordered pop, does not count as a retry
 ===============================  =====================================================================================
 
 A handle identifies a popped message. An answer waits until its records are in the log (SYNC_FLUSH: on the disk,
@@ -516,7 +517,14 @@ class PopAckHandlers(PopHandlerBase):
         queue = handle.revive_queue_id if check_points.has_queue(handle.revive_queue_id) else check_points.next_queue()
         # Store the new check point before the ack of the old one: a crash in between repeats a message, but loses none.
         put = check_points.add(
-            topic, group, queue_id, [offset], pop_time=pop_time, invisible_ms=header.invisible_time, queue=queue
+            topic,
+            group,
+            queue_id,
+            [offset],
+            pop_time=pop_time,
+            invisible_ms=header.invisible_time,
+            queue=queue,
+            suspends=header.suspend is True,
         )
         if put.status is not _OK:
             return reply(command, ResponseCode.SYSTEM_ERROR, put.reason or put.status.value)
@@ -531,7 +539,10 @@ class PopAckHandlers(PopHandlerBase):
         if header.offset < (self._context.offsets.get(group, topic, queue_id) or 0):
             return reply(command, remark=NO_REMARK, header=ChangeInvisibleTimeResponse())
         visible_at_ms = self._pop.clock.now_ms() + header.invisible_time
-        self._pop.orders.change(topic, group, queue_id, header.offset, handle.pop_time, visible_at_ms)
+        orders = self._pop.orders
+        orders.change(topic, group, queue_id, header.offset, handle.pop_time, visible_at_ms)
+        if header.suspend:
+            orders.suspend(topic, group, queue_id, handle.pop_time)
         self._pop.waiting.wake(topic, group, queue_id)  # the woken pop sets its retry time again
         answer = ChangeInvisibleTimeResponse(
             pop_time=handle.pop_time,
