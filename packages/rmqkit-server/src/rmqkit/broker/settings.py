@@ -365,6 +365,24 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
         bool,
         Setting("clearRetryTopicWhenDeleteTopic", "delete the POP retry topics of a topic together with it", hot=True),
     ] = True
+    filters_notifications: Annotated[
+        bool,
+        Setting(
+            "useMessageFilterForNotification",
+            "apply the filter of NOTIFICATION requests, which 5.5 proxies send",
+            hot=True,
+        ),
+    ] = True
+    notification_entries_max: Annotated[
+        int,
+        Setting(
+            "maxMessageFilterNumForNotification",
+            "number of unread messages from which a NOTIFICATION no longer compares the tags of a queue",
+            low=0,
+            high=65_536,
+            hot=True,
+        ),
+    ] = 64
     pop_retry_percent_by_priority: Annotated[
         int,
         Setting(

@@ -82,10 +82,12 @@ class ChangeInvisibleTimeRequest(AckMessageRequest, kw_only=True, gc=False):
 
 
 class NotificationRequest(PollingInfoRequest, kw_only=True, gc=False):
-    """NOTIFICATION, which waits until a message can be popped."""
+    """NOTIFICATION, which waits until a message can be popped. Requests since 5.5 have the filter of the pop."""
 
     poll_time: Int64
     born_time: Int64
+    exp_type: str | None = None
+    exp: str | None = None
     order: bool | None = None
     attempt_id: str | None = None
 
