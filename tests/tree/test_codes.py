@@ -181,7 +181,7 @@ def test_every_declared_request_of_a_server_has_a_handler(handlers):
 
 def test_response_codes_have_the_numbers_of_the_table():
     assert [int(code) for code in ResponseCode] == [
-        *(0, 1, 2, 3, 4, *range(10, 30), *range(200, 214), 215, 501, 604, 1500, 3001, 3002),
+        *(0, 1, 2, 3, 4, *range(10, 30), *range(200, 214), 215, 501, 604, 1500, 2017, 3001, 3002),
     ]
 
 

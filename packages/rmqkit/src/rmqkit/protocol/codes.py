@@ -230,6 +230,7 @@ class ResponseCode(enum.IntEnum):
     NOT_LEADER_FOR_QUEUE = 501
     ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
+    LMQ_QUOTA_EXCEEDED = 2017
     # These numbers are AUTH_CREATE_USER and AUTH_UPDATE_USER, too: the response bit distinguishes them.
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002
