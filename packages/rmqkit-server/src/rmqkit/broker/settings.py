@@ -12,7 +12,7 @@ from rmqkit.broker.ha_addresses import HaAddresses
 from rmqkit.errors import SettingsError
 from rmqkit.metrics import EXPORTER_PROMISES
 from rmqkit.remoting.address import AdminAddresses
-from rmqkit.remoting.limits import ConnectionSettings
+from rmqkit.remoting.limits import GRPC_CALLS, GRPC_CALLS_MAX, ConnectionSettings
 from rmqkit.settings import Setting
 
 __all__ = [
@@ -70,6 +70,7 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
             high=65535,
         ),
     ] = -1
+    grpc_calls_max: Annotated[int, GRPC_CALLS] = GRPC_CALLS_MAX
     ha_listen_port: Annotated[
         int, Setting("haListenPort", "port for slaves; 0 means listenPort + 1", low=0, high=65535)
     ] = 0
