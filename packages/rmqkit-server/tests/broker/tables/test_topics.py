@@ -29,7 +29,7 @@ FIELDS = {
     "perm": 6,
     "topicFilterType": "SINGLE_TAG",
 }
-TYPES = "value is not in set: [UNSPECIFIED, MIXED, TRANSACTION, PRIORITY, FIFO, DELAY, NORMAL]"
+TYPES = "value is not in set: [UNSPECIFIED, MIXED, TRANSACTION, PRIORITY, FIFO, DELAY, LITE, NORMAL]"
 MIXED = "MIXED message type is not supported."
 
 

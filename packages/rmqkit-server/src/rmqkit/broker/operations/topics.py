@@ -69,7 +69,7 @@ class Attribute:
 TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
     "queue.type": Attribute(("SimpleCQ", "BatchCQ"), is_changeable=False),
     "cleanup.policy": Attribute(("DELETE", "COMPACTION"), is_changeable=False),
-    "message.type": Attribute(("UNSPECIFIED", "MIXED", "TRANSACTION", "PRIORITY", "FIFO", "DELAY", "NORMAL")),
+    "message.type": Attribute(("UNSPECIFIED", "MIXED", "TRANSACTION", "PRIORITY", "FIFO", "DELAY", "LITE", "NORMAL")),
     "reserve.time": Attribute(_LONG),
 }
 GROUP_ATTRIBUTES: Mapping[str, Attribute] = {"priority.factor": Attribute(range(101))}
