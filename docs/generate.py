@@ -122,7 +122,7 @@ def settings_page() -> str:
 
 
 _UNUSED_HEAD = """\
-rmqkit knows every setting of Apache's 5.4.0 broker. The following have no effect. You can show, change and
+rmqkit knows every setting of Apache's 5.5 broker. The following have no effect. You can show, change and
 keep them like other settings. If you set one to a value other than Apache's default (shown here), the log names it.
 
 | Reason | Keys |
@@ -134,7 +134,7 @@ error, at the start and in a request.
 | Reason | Keys |
 |---|---|"""
 _PROXY_HEAD = """\
-`rmq proxy -c rmq-proxy.json` knows every setting of Apache's 5.4.0 proxy. Those that are not in the table
+`rmq proxy -c rmq-proxy.json` knows every setting of Apache's 5.5 proxy. Those that are not in the table
 [Proxy](#proxy) are here. If you set one without effect to a value other than Apache's default, the log names it with
 the reason.
 

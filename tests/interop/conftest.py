@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.interop.apache import WITH_TLS, ApachePair, open_store_with_apache
-from tests.interop.grpc.apache_proxy import prepare_proxy, run_apache_proxy
+from tests.interop.grpc.apache_proxy import PROXY_POM, prepare_proxy, run_apache_proxy
 from tests.interop.grpc.scene import Place
 from tests.interop.kit import ApacheKit, Unavailable, default_version, prepare
 from tests.interop.sharing import shared_servers
@@ -123,7 +123,7 @@ def managed_apache(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="session")
 def apache_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """Run a real Apache broker with its gRPC proxy in local mode. Tests use topics and groups of their own."""
-    kit = kit_or_skip(default_version(), prepare_proxy)
+    kit = kit_or_skip(default_version(PROXY_POM), prepare_proxy)
     with run_apache_proxy(kit, tmp_path_factory.mktemp("proxy")) as (process, place):
         _startup_lines.append(f"apache {kit.version}: proxy ready in {process.ready_seconds:.2f} s")
         yield place

@@ -8,7 +8,7 @@
 | the package `rocketmq`, which holds the C++ client, as `requirements/peers.txt` pins it | pip, once, into the cache |
 
 A missing part raises `Unavailable` with the reason. Each folder's ``outcome.json`` is the output of its program with
-Apache's servers 5.4.0.
+Apache's servers 5.5.0.
 """
 
 import hashlib

@@ -87,11 +87,11 @@ class ApacheKit:
         ]
 
 
-def default_version() -> str:
-    """Return the version in `java/pom.xml`."""
-    element = ElementTree.parse(POM).find(".//{*}rocketmq.version")
-    assert element is not None, f"{POM} has no rocketmq.version property"
-    assert element.text, f"rocketmq.version is empty in {POM}"
+def default_version(pom: Path = POM) -> str:
+    """Return the version in a POM, without an argument in `java/pom.xml`."""
+    element = ElementTree.parse(pom).find(".//{*}rocketmq.version")
+    assert element is not None, f"{pom} has no rocketmq.version property"
+    assert element.text, f"rocketmq.version is empty in {pom}"
     return element.text
 
 

@@ -26,13 +26,13 @@ ROWS_MIN = 40
 MACHINES = 2
 HEAD = """# mqadmin, side by side
 
-A test runs every row with Apache's name server and broker 5.4.0 and with rmqkit's, and checks the result. *As mqadmin*
+A test runs every row with Apache's name server and broker 5.5.0 and with rmqkit's, and checks the result. *As mqadmin*
 means that mqadmin gives the same result on Apache's servers. You can also use the names and short options of mqadmin:
 `rmq admin topicRoute -t Orders`. The option `-n` for the name servers is left out.
 
 This page is generated: `tests/interop/test_admin_table.py` fails while it is out of date, and writes what it should be.
 
-| mqadmin | rmq | Apache 5.4.0 | rmqkit |
+| mqadmin | rmq | Apache 5.5.0 | rmqkit |
 |---|---|---|---|
 """
 

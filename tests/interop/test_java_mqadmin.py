@@ -37,7 +37,7 @@ REASON = " not supported: "
 ASKED_WITH = ("namesrv", "broker", "broker_name", "cluster", "topic", "empty", "group", "twin", "online", "producers")
 HEAD = """# Java's mqadmin
 
-A test runs every command of Java's mqadmin 5.4.0 with Apache's name server and broker 5.4.0 and with rmqkit's. *Works*
+A test runs every command of Java's mqadmin 5.5.0 with Apache's name server and broker 5.5.0 and with rmqkit's. *Works*
 means that the output of the command says so. Otherwise the table shows the code and the text of the refusal, or the
 output of the tool. Controllers, broker containers and other kinds of stores are not part of the test.
 
@@ -46,7 +46,7 @@ these commands, too: see [side by side](mqadmin.md). The option `-n` for the nam
 
 This page is generated: `tests/interop/test_java_mqadmin.py` fails while it is out of date, and writes a new one.
 
-| mqadmin | Apache 5.4.0 | rmqkit |
+| mqadmin | Apache 5.5.0 | rmqkit |
 |---|---|---|
 """
 

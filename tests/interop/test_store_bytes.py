@@ -1,4 +1,4 @@
-"""The same messages in a real Apache 5.4.0 broker and in ours: the resulting files are equal, byte for byte.
+"""The same messages in a real Apache 5.5.0 broker and in ours: the resulting files are equal, byte for byte.
 
 One Java program (`java/src/interop/FixedSequence.java`) sends the same messages in the same order to both, with the
 same `broker.conf` and topics. After a clean stop of both, every file of the commit log, the queues and the index is

@@ -72,8 +72,8 @@ REQUESTS = {
             "attemptId bname",
     200051: "consumerGroup* topic* queueId* extraInfo* offset* bname",
     200052: "topic* queueId* maxMsgNums* consumerGroup* bname",
-    200053: "consumerGroup* topic* queueId* extraInfo* offset* invisibleTime* bname",
-    200054: "consumerGroup* topic* queueId* pollTime* bornTime* order attemptId bname",
+    200053: "consumerGroup* topic* queueId* extraInfo* offset* invisibleTime* suspend bname",
+    200054: "consumerGroup* topic* queueId* pollTime* bornTime* expType exp order attemptId bname",
     200055: "consumerGroup* topic* queueId* bname",
 }  # fmt: skip
 

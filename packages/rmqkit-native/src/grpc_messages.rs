@@ -227,6 +227,7 @@ impl<'a> Properties<'a> {
             (true, _, _) => 4,
             (_, true, _) => 3,
             (_, _, false) => 2,
+            _ if self.priority.is_some() => 6,
             _ => 1,
         }
     }

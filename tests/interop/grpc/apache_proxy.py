@@ -23,7 +23,7 @@ from tests.interop.kit import LOGGING_OFF, ApacheKit, Unavailable, cache_folder,
 from tests.interop.server_process import ServerProcess, wait_until
 from tests.ports import free_port
 
-POM = Path(__file__).with_name("pom.xml")
+PROXY_POM = Path(__file__).with_name("pom.xml")
 # Recall and priority are off, as Apache ships it. Transaction checks are frequent enough for a test.
 PROXY_BROKER_CONF = {
     **BROKER_CONF,
@@ -41,7 +41,7 @@ def prepare_proxy(version: str) -> ApacheKit:
     cache.mkdir(parents=True, exist_ok=True)
     lib = cache / f"proxy-{version}"
     if not lib.is_dir():
-        fetch_jars(version, lib, POM)
+        fetch_jars(version, lib, PROXY_POM)
     if not any(lib.glob("rocketmq-proxy-*.jar")):
         raise Unavailable(f"no rocketmq-proxy jar in {lib}")
     return ApacheKit(version=version, java=java, lib=lib, classes=lib)

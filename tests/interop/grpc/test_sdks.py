@@ -1,4 +1,4 @@
-"""Apache's SDKs for gRPC with our endpoints and with Apache's proxy 5.4.0: their output must be the same everywhere.
+"""Apache's SDKs for gRPC with our endpoints and with Apache's proxy 5.5.0: their output must be the same everywhere.
 
 | Place | Server |
 |---|---|

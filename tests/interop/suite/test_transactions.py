@@ -263,6 +263,6 @@ async def test_a_delay_level_is_refused_in_a_transaction(scene: Scene) -> None:
     """behaviour.md §9.1: delay level must not be combined."""
     producer = await transactions(scene)
     delayed = Message(topic=scene.topic, body=b"x", delay_level=1)
-    with pytest.raises(MessageIllegal, match="in a transaction cannot have a delay_level"):
+    with pytest.raises(MessageIllegal, match="in a transaction cannot have a delay"):
         await producer.send_in_transaction(delayed, COMMIT)
     assert await end_of(scene, producer) == [b"end"]

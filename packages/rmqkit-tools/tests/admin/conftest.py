@@ -37,7 +37,8 @@ def name_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 namesrv_addr=standalone.namesrv_address,
                 server_side_reset=False,
             )
-            other = Broker(settings, StoreSettings(), root / "b")
+            light = StoreSettings(enable_light_queues=True, enable_multi_dispatch=True)
+            other = Broker(settings, light, root / "b")
             await other.start()
             ready.set()
             await stopping.wait()

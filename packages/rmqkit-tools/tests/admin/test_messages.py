@@ -10,8 +10,10 @@ from rmqkit.admin import Admin
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.producer.transaction import TransactionProducer, TransactionState
 from rmqkit.errors import ClientError, ConnectFailed, PeerRefused, SettingsError, UnknownName
+from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.names import HALF_TOPIC
+from rmqkit.protocol.schemas.send import SendMessageV2Request
 from tests.admin.test_clients import status_when
 from tests.admin.things import find_when_indexed, make_topic, send
 from tests.client.peers import SECONDS
@@ -102,6 +104,18 @@ async def test_a_place_in_a_queue(admin):
         await admin.messages.entries("Places", 0, 5, broker="broker-a")
     with pytest.raises(PeerRefused, match="9@Places is not exist"):
         await admin.messages.entries("Places", 9, 0, broker="broker-a")
+
+
+async def test_a_place_in_a_light_queue(admin):
+    await make_topic(admin, "Heavy")
+    address = await admin.calls.address("broker-b")
+    for number, properties in enumerate(["", "INNER_MULTI_DISPATCH\x01%LMQ%a,%LMQ%b\x02"]):
+        header = SendMessageV2Request("p", "Heavy", "TBW102", 4, 1, 0, 1, 0, properties=properties)
+        await admin.calls.ask(address, RequestCode.SEND_MESSAGE_V2, header, body=b"%d" % number)
+    found = await admin.messages.at("%LMQ%b", "broker-b", 0, 0)
+    assert (found.topic, found.queue_offset, found.body) == ("Heavy", 1, b"1")
+    with pytest.raises(UnknownName, match="queue 0 of %LMQ%b on broker-b has no message at offset 1; it has 0 to 0"):
+        await admin.messages.at("%LMQ%b", "broker-b", 0, 1)
 
 
 async def test_a_message_is_sent_to_the_place_it_names_and_again_with_what_it_had(admin):

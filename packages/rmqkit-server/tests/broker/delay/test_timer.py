@@ -585,6 +585,17 @@ def at_the_limit(topic, **asked):
     return "x" * (PROPERTIES_BYTES_MAX - len(encode_properties(own | {"a": "x"})) + 1)
 
 
+async def test_a_message_with_the_largest_body_and_many_properties_is_delivered(tmp_path):
+    async with timed(tmp_path / "s", commit_log_file_bytes=16 << 20) as one:
+        body, value = bytes(range(256)) * (1 << 14), "x" * (30 << 10)
+        one.put(body, a=value, TIMER_DELIVER_MS=now_of(one) + 20)
+        await one.on_wheel(1)
+        await one.pass_ms(40)
+        (record,) = read_all(one.store, "T", 1)
+        assert record.body == body
+        assert decode_properties(record.properties)["a"] == value
+
+
 @pytest.mark.parametrize("room", [0, 1, 30, 31, 61, 62, 63, 70])
 @pytest.mark.parametrize("asks", ["TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS"])
 async def test_a_message_at_the_limit_of_properties_is_delivered(tmp_path, room, asks):

@@ -11,7 +11,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.names import NO_LITE_TOPICS
 from rmqkit.remoting import tasks
 
-TYPES = "value is not in set: [UNSPECIFIED, MIXED, TRANSACTION, PRIORITY, FIFO, DELAY, NORMAL]"
+TYPES = "value is not in set: [UNSPECIFIED, MIXED, TRANSACTION, PRIORITY, FIFO, DELAY, LITE, NORMAL]"
 
 
 @pytest.mark.parametrize(

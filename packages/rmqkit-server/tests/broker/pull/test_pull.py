@@ -417,6 +417,13 @@ async def test_registered_sql_needs_its_filter_and_the_newest(caplog, tmp_path):
         assert (answer.code, answer.remark) == (28, "the consumer's consumer filter data not latest")
 
 
+async def test_registered_sql_filters_a_topic_that_is_created_later(tmp_path):
+    async with Cluster(tmp_path / "store", **SQL) as cluster:
+        await sql_heartbeat(cluster, "a > 5")
+        await send_numbers(cluster, 3, 7)
+        assert bodies(await cluster.pull(flags=0, version=1)) == [b"7"]
+
+
 async def test_registered_sql_is_refused_without_the_setting(cluster):
     await send_numbers(cluster, 7)
     await sql_heartbeat(cluster, "a > 5")

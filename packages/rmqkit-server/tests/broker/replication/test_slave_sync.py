@@ -619,6 +619,8 @@ async def test_a_real_slave_gets_from_our_master_what_it_got_from_its_own(golden
                 assert ours["topicQueueMappingInfoMap"] == theirs["topicQueueMappingInfoMap"] == {}
             else:
                 assert decode_fields(answer) == GOLDEN[code].answer_fields
+                # Slaves since 5.5 also read this table; the recorded master is older.
+                assert ours.pop("pullOffsetTable", {}) == {}
                 for table in (ours, theirs):
                     for topics in table.get("groupTopicMap", {}).values():
                         topics.sort()

@@ -159,7 +159,8 @@ class Appender:
     def _append_with_light(self, queue: ConsumeQueueBase, message: InnerMessage, names: list[str]) -> PutResult:
         if reason := light_fault(names):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
-        if too_many(self._queues, names, self._settings.light_queue_count_max):
+        settings = self._settings
+        if settings.limits_light_queues and too_many(self._queues, names, settings.light_queue_count_max):
             return PutResult(PutStatus.LIGHT_QUEUES_EXCEEDED, reason="maxLmqConsumeQueueNum light queues exist")
         light = [self._queues.obtain(name, 0) for name in names]
         properties = numbered(message.properties, light)

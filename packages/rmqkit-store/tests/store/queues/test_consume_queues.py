@@ -221,6 +221,17 @@ def test_directory_that_is_no_queue_is_refused(tmp_path: Path) -> None:
         ConsumeQueues(tmp_path, small_settings()).check()
 
 
+def test_queue_whose_only_file_is_empty_begins_at_0(tmp_path: Path) -> None:
+    path = tmp_path / "consumequeue/T/0" / f"{0:020}"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(bytes(200))
+    with opened(tmp_path) as store:
+        assert store.bounds("T", 0) == (0, 0)
+        put_all(store, message("T"))
+        assert store.bounds("T", 0) == (0, 1)
+        assert [record.queue_offset for record in read_all(store, "T")] == [0]
+
+
 def test_limit_of_open_files_is_raised_to_what_is_allowed() -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     lower = before[0] // 2

@@ -130,11 +130,14 @@ class GroupTable:
         assert all(config.group_name for config in configs), "a group has a name"
         await self.saved.change_shared({(_MEMBER, config.group_name): config for config in configs})
 
-    def remove(self, group: str) -> None:
-        """Remove a group and its forbidden topics, if it exists."""
-        self._appeared.pop(group, None)
-        if group in self or group in self._forbidden:
-            self.saved.change({(_MEMBER, group): None, (_FORBIDDEN, group): None})
+    def remove(self, *groups: str) -> None:
+        """Remove groups and their forbidden topics, if they exist, with one write."""
+        removed = set(groups)
+        for group in removed:
+            self._appeared.pop(group, None)
+        known = [group for group in removed if group in self or group in self._forbidden]
+        if known:
+            self.saved.change({(kind, group): None for group in known for kind in (_MEMBER, _FORBIDDEN)})
 
     def replace_with(self, copied: SubscriptionGroupTable) -> bool:
         """Replace the table by the master's table, unless the versions are equal. Groups that the master does not have

@@ -131,10 +131,10 @@ class StaticTopics:
         """Create or change a static topic. The topic is on the disk when this returns."""
         self._save(self.details | {detail.topic: detail})
 
-    def remove(self, topic: str) -> None:
-        """Remove a topic, if it exists."""
-        if topic in self.details:
-            self._save({name: detail for name, detail in self.details.items() if name != topic})
+    def remove(self, *topics: str) -> None:
+        """Remove topics, if they exist."""
+        if not self.details.keys().isdisjoint(topics):
+            self._save({name: detail for name, detail in self.details.items() if name not in topics})
 
     def replace_with(self, copied: TopicConfigTable) -> bool:
         """Replace the table by the master's table and write it, unless the master has no table or the versions are
@@ -324,11 +324,12 @@ class TopicTable:
             sys_flag = _sys_flag(topic, unit=False)
             await self.put_shared(TopicConfig(topic, queue_count, queue_count, _ALL, topic_sys_flag=sys_flag))
 
-    def remove(self, topic: str) -> None:
-        """Remove a topic, if it exists. Name servers return the topic until they receive its deletion."""
-        self.static.remove(topic)
-        if topic in self._table:
-            self.saved.change({(_MEMBER, topic): None})
+    def remove(self, *topics: str) -> None:
+        """Remove topics, if they exist, with one write. Name servers return a topic until they receive its deletion."""
+        self.static.remove(*topics)
+        known = [topic for topic in dict.fromkeys(topics) if topic in self._table]
+        if known:
+            self.saved.change({(_MEMBER, topic): None for topic in known})
 
     def replace_with(self, copied: TopicConfigTable) -> bool:
         """Replace the table by the master's table, unless the versions are equal. Topics that the master does not have

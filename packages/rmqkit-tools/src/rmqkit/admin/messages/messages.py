@@ -29,7 +29,8 @@ from rmqkit.protocol.command import decode_header, request
 from rmqkit.protocol.fastjson import decode_as
 from rmqkit.protocol.ids import UniqueKeys, decode_offset_id
 from rmqkit.protocol.message import Message, ReceivedMessage, copied, read_messages
-from rmqkit.protocol.names import AUTO_CREATE_TOPIC, HALF_TOPIC, TRACE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from rmqkit.protocol.names import AUTO_CREATE_TOPIC, HALF_TOPIC, TRACE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC, is_light
+from rmqkit.protocol.properties import INNER_MULTI_DISPATCH
 from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.clients import ConsumeDirectlyRequest, ConsumeMessageDirectlyResult, MessageQueue
 from rmqkit.protocol.schemas.pull import QueryConsumeQueueBody, QueryConsumeQueueRequest, QueryMessageRequest
@@ -155,7 +156,8 @@ class Messages:
         return sorted(places.values(), key=attrgetter("store_timestamp", "physical_offset"))[:count_max]
 
     async def at(self, topic: str, broker: str, queue_id: int, offset: int) -> ReceivedMessage:
-        """Return the message at an offset of a queue, even if the topic has no permission to read.
+        """Return the message at an offset of a queue, even if the topic has no permission to read. ``topic`` may be the
+        name of a light queue, whose queue id is 0.
         Raises UnknownName: the queue has no such offset."""
         address = await self._calls.address(broker)
         header = QueryConsumeQueueRequest(topic=topic, queue_id=queue_id, index=offset, count=1)
@@ -163,7 +165,9 @@ class Messages:
         body = answer.payload if answer.code == ResponseCode.SUCCESS else b""
         for entry in decode_as(body, QueryConsumeQueueBody).queue_data or () if body else ():
             for message in await self.at_place(address, entry.physic_offset):
-                if message.queue_offset == offset:
+                # A record has its offset in the queue of its topic, not its offsets in light queues.
+                light = message.properties.get(INNER_MULTI_DISPATCH, "").split(",") if is_light(topic) else ()
+                if topic in light or message.queue_offset == offset:
                     message.broker_name = broker
                     return message
         queue = MessageQueue(topic, broker, queue_id)

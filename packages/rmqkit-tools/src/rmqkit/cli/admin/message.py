@@ -123,8 +123,11 @@ async def at(
     broker: Annotated[str, Named("-b", "--broker", help="Broker name.")],
     queue_id: Annotated[str, Named("-i", "--queue", help="Queue id.")],
     offset: Annotated[str, Named("-o", "--offset", help="Queue offset.")],
+    route_topic: Annotated[
+        str, typer.Option("-r", "--route-topic", help="Not needed: the broker is found by its name, not by a route.")
+    ] = "",
 ) -> View:
-    """Show the message at a queue offset."""
+    """Show the message at a queue offset. The topic may be a light queue (%LMQ%…) with queue id 0."""
     message = await admin.messages.at(topic, broker, _number(queue_id, "queue"), _number(offset, "offset"))
     return View(shown(message), [_facts(message), *_body(message)])
 

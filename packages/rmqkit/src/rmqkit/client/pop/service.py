@@ -53,7 +53,7 @@ from dataclasses import dataclass
 from rmqkit.client.consumer import allocate as strategies
 from rmqkit.client.consumer.allocate import Allocate
 from rmqkit.client.consumer.assignment import AssignedQueues, QueueOwner, Rebalance
-from rmqkit.client.consumer.consume import ConcurrentConsumeService
+from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater
 from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.group import GroupCoordinator
 from rmqkit.client.consumer.loop import PullLoop
@@ -120,9 +120,10 @@ class PopConsumeService(ConcurrentConsumeService):
 
     async def _retry_message(self, process_queue: ProcessQueue, message: ReceivedMessage, error: BaseException) -> None:
         level, chosen_ms = self._when(message, error)
+        suspends = isinstance(error, ConsumeLater) and error.suspend
         if not isinstance(process_queue, PopProcessQueue):
             await super()._retry_message(process_queue, message, error)
-        elif self._is_last(message, level):
+        elif self._is_last(message, level) and not suspends:
             await self._give_up(process_queue, message, self.reason_of(error, message))
         else:
             # Remove the message first, so that the session does not renew the invisible time that is set here.
@@ -131,7 +132,7 @@ class PopConsumeService(ConcurrentConsumeService):
             step = min(level or message.reconsume_times, len(BACK_OFF_SECONDS) - 1)
             invisible_ms = BACK_OFF_SECONDS[step] * 1000 if chosen_ms is None else chosen_ms
             try:
-                await process_queue.session.change_invisible_time(message, invisible_ms)
+                await process_queue.session.change_invisible_time(message, invisible_ms, suspend=suspends)
             except RmqError as failed:
                 _log.warning(
                     "message %s of %s is delivered again when its invisible time ends: %s",
@@ -231,10 +232,10 @@ class BrokerRebalance(Rebalance):
         self._strategy = _STRATEGIES.get(context.allocate)
         self._retried: set[str] = set()
 
-    async def _queues_of(self, topic: str) -> tuple[set[MessageQueue], int]:
+    async def _queues_of(self, topic: str, held: set[MessageQueue]) -> tuple[set[MessageQueue], int]:
         readable = self._runtime.routes.subscribe_queues(topic)
         if not readable:
-            return set(), 1
+            return held, 1
         if self._only_pops and self._session.is_ordered:
             return self._with_modes(topic, set(), set(readable))
         assigned = await self._ask(topic)
@@ -243,7 +244,7 @@ class BrokerRebalance(Rebalance):
             everywhere = {MessageQueue(topic, queue.broker_name, ANY_QUEUE) for queue in readable}
             return self._with_modes(topic, set(), popped or everywhere)
         if assigned is None:
-            queues, members = await super()._queues_of(topic)
+            queues, members = await super()._queues_of(topic, held)
             wanted, is_settled = self._with_modes(topic, queues, set())
             return wanted, members if is_settled else 0
         pulled = {one.message_queue for one in assigned} - popped
@@ -258,7 +259,7 @@ class BrokerRebalance(Rebalance):
             # next rebalance.
             self._retried.discard(topic)
             self._owner.unsubscribe(retry)
-            return {queue for queue in self._owner.held_queues() if queue.topic == topic}, 0
+            return held, 0
         return self._with_modes(topic, pulled, popped)
 
     async def _ask(self, topic: str) -> list[Assignment] | None:
