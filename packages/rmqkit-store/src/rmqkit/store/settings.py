@@ -85,6 +85,15 @@ class StoreSettings(Struct, kw_only=True):
             low=46,
         ),
     ] = 300_000 * 46
+    lite_queue_file_bytes: Annotated[
+        int,
+        Setting(
+            "mappedFileSizeLiteQueue",
+            "size of a file with queue entries of lite topics, in bytes, rounded up to whole entries of 56 bytes",
+            low=56,
+            high=_I32_MAX,
+        ),
+    ] = 64 << 20
     timer_log_file_bytes: Annotated[
         int, Setting("mappedFileSizeTimerLog", "size of a timer log file, in bytes", low=68, high=_I32_MAX)
     ] = 100 << 20

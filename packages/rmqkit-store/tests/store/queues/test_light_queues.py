@@ -44,7 +44,7 @@ def test_only_whole_numbers_of_light_queues_count():
     properties = b"INNER_MULTI_DISPATCH\x01%%LMQ%%a,%%LMQ%%b,plain\x02INNER_MULTI_QUEUE_OFFSET\x01%b\x02"
     assert light_numbers("T", properties % b"3,,7") == {A: 3}
     assert light_numbers("T", properties % b"3,4") == {}
-    assert [bool(light_fault([name])) for name in (A, "plain", "%LMQ%a/b")] == [False, True, True]
+    assert [bool(light_fault([name], "T")) for name in (A, "plain", "%LMQ%a/b")] == [False, True, True]
 
 
 def test_messages_are_numbered_read_and_reported_of_in_every_queue(tmp_path):

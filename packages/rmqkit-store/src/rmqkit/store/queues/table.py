@@ -46,17 +46,26 @@ from __future__ import annotations
 import itertools
 import logging
 import resource
+import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from rmqkit.errors import RecordCorrupt, StoreMismatch
-from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_TOPIC_PREFIX, is_light
+from rmqkit.protocol.names import (
+    HALF_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    SYSTEM_TOPIC_PREFIX,
+    is_light,
+    split_lite_queue,
+)
 from rmqkit.protocol.properties import find_property, in_stored_order
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.files import JsonFile
+from rmqkit.store.lite.lite_queues import EPOCH_MARK, LiteQueue
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.file_queue import split, sync_names_of
 from rmqkit.store.log.mapped_file import MappedFile
@@ -409,6 +418,11 @@ class ConsumeQueues:
                 except OSError:
                     _log.debug("%s is not deleted: it is missing or holds other files", folder / topic)
 
+    def remove_folders(self, topics: Iterable[str]) -> None:
+        """Delete the folders of queues that are not in the table."""
+        for topic in topics:
+            shutil.rmtree(self._folder / topic, ignore_errors=True)
+
     def destroy_all(self) -> None:
         """Delete every queue, because the log no longer has their records."""
         for topic in {topic for topic, _ in self.table}:
@@ -491,17 +505,26 @@ def light_names(topic: str, properties: bytes) -> list[str]:
     return listed.rstrip(",").split(",") if listed.strip() else []
 
 
-def light_fault(names: list[str]) -> str:
-    """Return the reason why a message cannot be in its light queues, or an empty text."""
-    wrong = next((name for name in names if not is_light(name) or topic_fault(name, 0)), None)
-    return "" if wrong is None else f"INNER_MULTI_DISPATCH names {wrong!r}: a light queue's name begins with %LMQ%"
+def light_fault(names: list[str], topic: str) -> str:
+    """Return the reason why a message of a topic cannot be in light queues, or an empty text."""
+    for name in names:
+        if not is_light(name) or topic_fault(name, 0):
+            return f"INNER_MULTI_DISPATCH names {name!r}: a light queue's name begins with %LMQ%"
+        lite = split_lite_queue(name)
+        if lite is not None and lite[0] != topic:
+            return f"INNER_MULTI_DISPATCH names {name!r}: lite topic {lite[1]} belongs to {lite[0]}, not to {topic}"
+    return ""
 
 
-def numbered(properties: bytes, light: list[ConsumeQueueBase]) -> bytes:
-    """Return the stored properties of a message, with its number in each of its light queues."""
+def numbered(properties: bytes, light: Sequence[ConsumeQueueBase | LiteQueue]) -> bytes:
+    """Return the stored properties of a message, with its number in each of its light queues, and the life of its lite
+    topic after the first one."""
     numbers = b",".join([b"%d" % queue.next_offset for queue in light])
     if not properties.endswith(b"\x02"):
         properties += b"\x02"
+    epoch = max((one.epoch for one in light if isinstance(one, LiteQueue)), default=0)
+    if epoch > 1 or (epoch and EPOCH_MARK in properties):  # a producer must not choose the life
+        properties += b"%b%d\x02" % (EPOCH_MARK, epoch)
     return in_stored_order(properties + b"INNER_MULTI_QUEUE_OFFSET\x01%b\x02" % numbers)
 
 
@@ -512,7 +535,7 @@ def light_numbers(topic: str, properties: bytes) -> dict[str, int]:
     if len(numbers) != len(names):
         return {}
     found = zip(names, numbers, strict=True)
-    return {name: int(number) for name, number in found if number.isdigit() and not light_fault([name])}
+    return {name: int(number) for name, number in found if number.isdigit() and not light_fault([name], topic)}
 
 
 def too_many(queues: ConsumeQueues, names: list[str], count_max: int) -> bool:
