@@ -41,6 +41,7 @@ from rmqkit.protocol.operation import actions_of
 from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, REAL_TOPIC, find_property
 from rmqkit.protocol.record import Record
 from rmqkit.protocol.schemas.clients import HeartbeatData, LockBody
+from rmqkit.protocol.schemas.lite import LiteSubscriptionCtlBody
 from rmqkit.protocol.schemas.pop import BatchAckBody
 from rmqkit.remoting.router import decode_body
 
@@ -166,6 +167,11 @@ def _said(command: Command) -> Iterator[str]:
         elif command.code == Code.BATCH_ACK_MESSAGE:
             acks = decode_body(command, BatchAckBody).acks
             for group, topic in dict.fromkeys((ack.group, ack.topic) for ack in acks):
+                yield group_resource(group)
+                yield from _topics([topic])
+        elif command.code == Code.LITE_SUBSCRIPTION_CTL:
+            changes = decode_body(command, LiteSubscriptionCtlBody).subscription_set if command.payload else []
+            for group, topic in dict.fromkeys((one.group or "", one.topic or "") for one in changes):
                 yield group_resource(group)
                 yield from _topics([topic])
         else:

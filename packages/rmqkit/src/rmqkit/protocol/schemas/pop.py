@@ -62,10 +62,12 @@ class PopMessageResponse(ChangeInvisibleTimeResponse, kw_only=True, gc=False):
 
 
 class AckMessageRequest(PollingInfoRequest, kw_only=True, gc=False):
-    """ACK_MESSAGE. ``extra_info`` is the POP_CK property of the message."""
+    """ACK_MESSAGE. ``extra_info`` is the POP_CK property of the message. ``lite_topic``: for a message of a lite topic,
+    whose ``offset`` is its number there."""
 
     extra_info: str
     offset: Int64
+    lite_topic: str | None = None
 
 
 class PeekMessageRequest(PollingInfoRequest, kw_only=True, gc=False):
@@ -75,9 +77,10 @@ class PeekMessageRequest(PollingInfoRequest, kw_only=True, gc=False):
 
 
 class ChangeInvisibleTimeRequest(AckMessageRequest, kw_only=True, gc=False):
-    """CHANGE_MESSAGE_INVISIBLETIME."""
+    """CHANGE_MESSAGE_INVISIBLETIME. With ``suspend`` (5.5) the next delivery does not count as a retry."""
 
     invisible_time: Int64
+    suspend: bool | None = None
 
 
 class NotificationRequest(PollingInfoRequest, kw_only=True, gc=False):
