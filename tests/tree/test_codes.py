@@ -80,7 +80,8 @@ INDEX = {
     "AUTH_CREATE_USER": (3001, 2), "AUTH_UPDATE_USER": (3002, 2), "AUTH_DELETE_USER": (3003, 2),
     "AUTH_GET_USER": (3004, 2), "AUTH_LIST_USER": (3005, 2), "AUTH_CREATE_ACL": (3006, 2), "AUTH_UPDATE_ACL": (3007, 2),
     "AUTH_DELETE_ACL": (3008, 2), "AUTH_GET_ACL": (3009, 2), "AUTH_LIST_ACL": (3010, 2),
-    "SWITCH_TIMER_ENGINE": (5001, 3), "POP_MESSAGE": (200050, 3), "ACK_MESSAGE": (200051, 3),
+    "SWITCH_TIMER_ENGINE": (5001, 3), "DELETE_TOPIC_IN_BROKER_LIST": (5002, 2),
+    "DELETE_SUBSCRIPTION_GROUP_LIST": (5003, 2), "POP_MESSAGE": (200050, 3), "ACK_MESSAGE": (200051, 3),
     "PEEK_MESSAGE": (200052, 3), "CHANGE_MESSAGE_INVISIBLETIME": (200053, 3), "NOTIFICATION": (200054, 3),
     "POLLING_INFO": (200055, 3), "POP_ROLLBACK": (200056, 3), "POP_LITE_MESSAGE": (200070, 3),
     "LITE_SUBSCRIPTION_CTL": (200071, 3), "ACK_LITE_MESSAGE": (200072, 3), "NOTIFY_UNSUBSCRIBE_LITE": (200073, 3),
@@ -180,7 +181,7 @@ def test_every_declared_request_of_a_server_has_a_handler(handlers):
 
 def test_response_codes_have_the_numbers_of_the_table():
     assert [int(code) for code in ResponseCode] == [
-        *(0, 1, 2, 3, 4, *range(10, 30), *range(200, 214), 215, 501, 604, 1500, 3001, 3002),
+        *(0, 1, 2, 3, 4, *range(10, 30), *range(200, 214), 215, 501, 604, 1500, 2017, 3001, 3002),
     ]
 
 

@@ -71,6 +71,8 @@ RIGHTS = {
     3008: "Update",
     3009: "Get",
     3010: "Get",
+    5002: "Delete |  | body",
+    5003: "Delete |  | body",
     200050: "Sub | consumerGroup topic",
     200051: "Sub | consumerGroup topic",
     200052: "Sub | topic consumerGroup",

@@ -17,9 +17,10 @@ field's name:
 
 A code without a declared right needs no right, as at Apache's brokers. Some codes need a right only here, because
 otherwise everybody could read, write and acknowledge everything. LITE_PULL_MESSAGE needs the rights of a pull,
-BATCH_ACK_MESSAGE the rights of acks, and SEND_REPLY_MESSAGE the rights of a send, unless its topic is the cluster's
-reply topic. A pull from a retry topic also needs Sub on its group. A request that names a message by its physical
-offset or id needs a right on the message's topic (`Right.message`).
+BATCH_ACK_MESSAGE the rights of acks, a deletion of several topics or groups the rights of their single deletions, and
+SEND_REPLY_MESSAGE the rights of a send, unless its topic is the cluster's reply topic. A pull from a retry topic also
+needs Sub on its group. A request that names a message by its physical offset or id needs a right on the message's topic
+(`Right.message`).
 Source: behaviour.md §9.8.
 """
 
@@ -41,8 +42,10 @@ from rmqkit.protocol.operation import actions_of
 from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, REAL_TOPIC, find_property
 from rmqkit.protocol.record import Record
 from rmqkit.protocol.schemas.clients import HeartbeatData, LockBody
+from rmqkit.protocol.schemas.groups import GroupNameList
 from rmqkit.protocol.schemas.lite import LiteSubscriptionCtlBody
 from rmqkit.protocol.schemas.pop import BatchAckBody
+from rmqkit.protocol.schemas.topics import TopicNameList
 from rmqkit.remoting.router import decode_body
 
 __all__ = ["NotReadable", "needed"]
@@ -64,8 +67,10 @@ _BY_CODE = {
 _SENDS = {code: row.right.fields for code, row in CATALOG.items() if row.right is not None and row.right.is_send}
 _REPLIES = {Code.SEND_REPLY_MESSAGE, Code.SEND_REPLY_MESSAGE_V2}
 
-# Consumers name groups and topics in these bodies: they need Sub on the groups, and on topics except retry topics.
-_IN_BODIES = {code for code, row in CATALOG.items() if row.right is not None and row.right.is_body}
+# Code → actions on the groups and topics in the body. Consumers do not need them on retry topics.
+_IN_BODIES = {
+    code: actions_of(row.right.actions) for code, row in CATALOG.items() if row.right is not None and row.right.is_body
+}
 
 # Code → the field with a physical offset, or with an id that holds one, and the actions on the topic of that message.
 # The user needs one of these actions in addition to the right of the row. For a message that is sent back, a right on
@@ -107,7 +112,7 @@ def needed(
             yield (group_resource(topic), _SUB) if topic.startswith(RETRY_PREFIX) else (f"Topic:{topic}", _PUB)
     elif code in _IN_BODIES:
         for resource in dict.fromkeys(_said(command)):
-            yield resource, _SUB
+            yield resource, _IN_BODIES[code]
 
 
 def _resources(field: str, flag: str, value: str | None) -> Iterator[str]:
@@ -158,7 +163,7 @@ def _offset_in(message_id: str) -> int:
 
 
 def _said(command: Command) -> Iterator[str]:
-    """Yield the groups in a body, each followed by its topics."""
+    """Yield the groups and topics in a body."""
     try:
         if command.code == Code.HEART_BEAT:
             for one in decode_body(command, HeartbeatData).consumerDataSet:
@@ -174,6 +179,10 @@ def _said(command: Command) -> Iterator[str]:
             for group, topic in dict.fromkeys((one.group or "", one.topic or "") for one in changes):
                 yield group_resource(group)
                 yield from _topics([topic])
+        elif command.code == Code.DELETE_TOPIC_IN_BROKER_LIST:
+            yield from map(topic_resource, decode_body(command, TopicNameList).topic_list)
+        elif command.code == Code.DELETE_SUBSCRIPTION_GROUP_LIST:
+            yield from (f"Group:{group}" for group in decode_body(command, GroupNameList).group_name_list)
         else:
             locks = decode_body(command, LockBody)
             yield group_resource(locks.consumer_group)

@@ -113,8 +113,8 @@ def test_what_is_deleted_is_forgotten(statistics, queues):
         queues.ends[topic, 0] = 1
     statistics.sample()
     del queues.ends["T", 0]
-    statistics.drop_counters(topic="T")
-    statistics.drop_counters(group="g")
+    statistics.drop_counters(topics={"T"})
+    statistics.drop_counters(groups={"g"})
     for name, queue in (("GROUP_GET_NUMS", ""), ("GROUP_GET_LATENCY", "0@")):
         keys = ("T@g", "T@h", "U@g", "U@h", "TT@gg")
         left = [statistics.get(name, queue + key) is not None for key in keys]

@@ -181,10 +181,12 @@ class Caller:
         entries = [{"message_id": message_id, "receipt_handle": handle} for handle in handles]
         return await self.ask("AckMessage", group={"name": group}, topic={"name": topic}, entries=entries)
 
-    async def change(self, handle, seconds, topic="T", group="G", message_id="ID1"):
+    async def change(self, handle, seconds, topic="T", group="G", message_id="ID1", **fields):
         names = {"group": {"name": group}, "topic": {"name": topic}, "message_id": message_id}
         duration = {"seconds": seconds}
-        return await self.ask("ChangeInvisibleDuration", receipt_handle=handle, invisible_duration=duration, **names)
+        return await self.ask(
+            "ChangeInvisibleDuration", receipt_handle=handle, invisible_duration=duration, **names, **fields
+        )
 
     async def consumer(self, topic="T", group="G", client_type=3, expression="*"):
         """Open a stream with a consumer's settings. Return the stream and the settings of the answer."""

@@ -381,6 +381,16 @@ async def test_a_message_handed_back_comes_soon(caller):
     assert (await caller.one()).system_properties.delivery_attempt == 2
 
 
+async def test_a_suspended_message_comes_with_the_same_attempt(caller):
+    await caller.send()
+    attempts = []
+    for suspend in (True, False, True, False):
+        found = (await caller.one()).system_properties
+        attempts.append(found.delivery_attempt)
+        await caller.change(found.receipt_handle, 0, suspend=suspend)
+    assert attempts == [1, 1, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(-1, "the invisibleTime is too small. min is 0"), (43_201, "the invisibleTime is too large. max is 43200000")],

@@ -109,8 +109,8 @@ class Echo(Http2Stream):
 class Peer(Http2Connection):
     """A connection and its client side."""
 
-    def __init__(self, *, answers=True, limits=None):
-        super().__init__(Echo, clock=SYSTEM_CLOCK, limits=limits)
+    def __init__(self, *, answers=True, **arguments):
+        super().__init__(Echo, clock=SYSTEM_CLOCK, **arguments)
         self.answers, self.asked, self.cuts = answers, [], []
         self.wire = Transport()
         self.connection_made(self.wire)
@@ -269,9 +269,11 @@ async def test_requests_that_never_end_are_bounded(monkeypatch):
     assert peer.frame_since_ms is None
 
 
-async def test_more_streams_than_there_may_be(monkeypatch):
-    monkeypatch.setattr(http2, "STREAMS_MAX", 3)
-    peer = await greeted(answers=False)
+async def test_more_streams_than_there_may_be():
+    peer = Peer(answers=False, streams_max=3)
+    (settings,) = [payload for kind, flags, _, payload in peer.read() if kind == SETTINGS and not flags]
+    assert (3).to_bytes(2) + (3).to_bytes(4) in settings, "the limit is sent as SETTINGS_MAX_CONCURRENT_STREAMS"
+    peer.sends(GREETING)
     found = peer.sends(*(asks(number) for number in range(1, 11, 2)))
     assert found == [(RST_STREAM, 0, number, ErrorCode.REFUSED_STREAM.to_bytes(4)) for number in (7, 9)]
     assert [stream.id for stream in peer.asked] == [1, 3, 5]

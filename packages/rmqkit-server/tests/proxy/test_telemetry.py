@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import weakref
 
 import msgspec
@@ -167,6 +168,40 @@ async def test_settings_that_cannot_be_end_the_stream(caller, settings, text, is
     assert str(caught.value).startswith("process client telemetryCommand failed. ")
     assert text in str(caught.value)
     assert caught.value.is_argument is is_argument
+
+
+KEYS = "client property {!r}: a key has 1 to 64 characters [a-zA-Z][a-zA-Z0-9_.-]*"
+
+
+@pytest.mark.parametrize(
+    ("properties", "fault"),
+    [
+        ({f"k{number}": "" for number in range(32)}, None),
+        ({f"k{number}": "" for number in range(33)}, "33 client properties: at most 32 are accepted"),
+        ({"k" * 64: "é" * 256, "rocketmq.a-b_c.1": "x"}, None),
+        ({"k" * 65: ""}, KEYS.format("k" * 64)),
+        ({"": "x"}, KEYS.format("")),
+        ({"1a": "x"}, KEYS.format("1a")),
+        ({"a b": "x"}, KEYS.format("a b")),
+        ({"a\n": "x"}, KEYS.format("a\n")),
+        ({"k": "v" * 257}, "client property k: 257 characters, at most 256 are accepted"),
+        (
+            {f"k{number}": "é" * 250 for number in range(9)},
+            "client properties of 4590 bytes: at most 4096 are accepted",
+        ),
+    ],
+)
+async def test_client_properties_have_bounds(inside, properties, fault):
+    stream = Stream(inside)
+    settings = {"client_type": PUSH, "subscription": SUBSCRIPTION, "client_properties": properties}
+    told = await stream.ask(settings=settings)
+    if fault is None:
+        assert dict(told.settings.client_properties) == properties
+        await stream.end()
+    else:
+        assert (told.status.code, told.status.message) == (40021, fault)
+        await stream.ended
+        assert members(inside) == []
 
 
 async def test_ten_thousand_settings_in_a_row_are_one_client(inside):
@@ -528,6 +563,21 @@ async def test_a_tool_sees_who_is_in_a_group(inside):
     assert (connection["clientId"], connection["language"]) == ("c1", "GO")
     assert connection["clientAddr"] == "10.0.0.7:50000"
     assert told["consumeType"] == "CONSUME_PASSIVELY"
+    await stream.end()
+
+
+async def test_a_tool_sees_the_properties_that_a_client_has_set(inside):
+    stream = Stream(inside)
+    properties = {"app": "orders", "PROP_CONSUMER_CLIENT_TYPE": "mine"}
+    await stream.ask(settings={"client_type": PUSH, "subscription": SUBSCRIPTION, "client_properties": properties})
+    await until(lambda: members(inside), "the consumer in the table")
+    header = RunningInfoRequest("G", "c1", jstack_enable=False)
+    answer = await asked_by_a_tool(inside, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+    assert json.loads(answer.payload)["properties"] == {
+        "PROP_CONSUMER_CLIENT_TYPE": "gRPC",
+        "client.app": "orders",
+        "client.PROP_CONSUMER_CLIENT_TYPE": "mine",
+    }
     await stream.end()
 
 

@@ -130,12 +130,15 @@ def test_a_proxy_reads_apaches_json(tmp_path):
 def test_certificates_of_apaches_proxy_are_taken_by_its_names(tmp_path):
     config = tmp_path / "rmq-proxy.json"
     told = {"tlsTestModeEnable": False, "tlsKeyPath": "/own.key", "tlsCertPath": "/theirs.crt"}
+    told |= {"tlsKeyPassword": "secret", "grpcMaxConcurrentCallsPerConnection": 7}
     config.write_text(json.dumps({**told, "tls.server.certPath": "/own.crt"}))
     done = rmq("proxy", "-c", config, "--port", 0, "--print-config")
     assert done.returncode == 0, done.stderr
     shown = done.stdout
     for line in ("tls.test.mode.enable=false", "tls.server.keyPath=/own.key", "tls.server.certPath=/own.crt"):
         assert f"\n{line}\n" in shown
+    assert "\ngrpcMaxConcurrentCallsPerConnection=7\n" in shown
+    assert "\n# tls.server.keyPassword is set and not shown\n" in shown
 
 
 def test_a_broker_without_a_name_server_says_so_and_runs(tmp_path):

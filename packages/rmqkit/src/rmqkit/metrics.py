@@ -86,6 +86,7 @@ _BROKER = """
 gauge rocketmq_processor_watermark - processor: waiting requests, by handler
 gauge rocketmq_broker_permission -: brokerPermission: 4 is read, 2 is write, 6 is both
 gauge rocketmq_topic_number -: number of topics
+gauge rocketmq_lmq_number -: number of light queues (`enableLmq`)
 gauge rocketmq_consumer_group_number -: number of consumer groups
 counter rocketmq_messages_in_total - topic message_type is_system: messages stored for producers; delayed messages \
 count again when they are delivered

@@ -250,11 +250,8 @@ _PUT_REFUSALS: dict[PutStatus, tuple[ResponseCode, str]] = {
         "[PC_SYNCHRONIZED]broker busy, start flow control for a while",
     ),
     PutStatus.LIGHT_QUEUES_EXCEEDED: (
-        ResponseCode.SYSTEM_ERROR,
-        (
-            "[LMQ_CONSUME_QUEUE_NUM_EXCEEDED]broker config enableLmq and enableMultiDispatch, lmq consumeQueue num "
-            "exceed maxLmqConsumeQueueNum config num, default limit 2w."
-        ),
+        ResponseCode.LMQ_QUOTA_EXCEEDED,
+        "[LMQ_CONSUME_QUEUE_NUM_EXCEEDED]lmq consume queue num exceeded.",
     ),
 }
 

@@ -154,6 +154,7 @@ class BrokerMetrics:
         return {
             "rocketmq_broker_permission": {(): context.settings.broker_permission},
             "rocketmq_topic_number": {(): len(context.topics)},
+            "rocketmq_lmq_number": {(): sum(map(names.is_light, context.store.topics))},
             "rocketmq_consumer_group_number": {(): len(context.groups.stored.subscription_group_table)},
         }
 

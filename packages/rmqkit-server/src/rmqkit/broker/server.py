@@ -319,7 +319,7 @@ class Broker:
         self._lifecycle.on_stop(Stage.CLIENTS, endpoint.stop)
         self._lifecycle.on_stop(Stage.CLIENTS, server.close)  # runs before `endpoint.stop`: no new calls arrive then
         self._lifecycle.on_stop(Stage.CLIENTS, endpoint.drain)
-        server.http2 = GrpcService(endpoint).connection
+        server.http2 = GrpcService(endpoint, calls_max=self._settings.grpc_calls_max).connection
         await server.serve()
 
     async def _bind(self, server: RemotingServer, port: int) -> int:

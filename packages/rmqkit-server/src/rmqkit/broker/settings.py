@@ -12,7 +12,7 @@ from rmqkit.broker.ha_addresses import HaAddresses
 from rmqkit.errors import SettingsError
 from rmqkit.metrics import EXPORTER_PROMISES
 from rmqkit.remoting.address import AdminAddresses
-from rmqkit.remoting.limits import ConnectionSettings
+from rmqkit.remoting.limits import GRPC_CALLS, GRPC_CALLS_MAX, ConnectionSettings
 from rmqkit.settings import Setting
 
 __all__ = [
@@ -70,6 +70,7 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
             high=65535,
         ),
     ] = -1
+    grpc_calls_max: Annotated[int, GRPC_CALLS] = GRPC_CALLS_MAX
     ha_listen_port: Annotated[
         int, Setting("haListenPort", "port for slaves; 0 means listenPort + 1", low=0, high=65535)
     ] = 0
@@ -365,6 +366,24 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
         bool,
         Setting("clearRetryTopicWhenDeleteTopic", "delete the POP retry topics of a topic together with it", hot=True),
     ] = True
+    filters_notifications: Annotated[
+        bool,
+        Setting(
+            "useMessageFilterForNotification",
+            "apply the filter of NOTIFICATION requests, which 5.5 proxies send",
+            hot=True,
+        ),
+    ] = True
+    notification_entries_max: Annotated[
+        int,
+        Setting(
+            "maxMessageFilterNumForNotification",
+            "number of unread messages from which a NOTIFICATION no longer compares the tags of a queue",
+            low=0,
+            high=65_536,
+            hot=True,
+        ),
+    ] = 64
     pop_retry_percent_by_priority: Annotated[
         int,
         Setting(

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from datetime import date
 
 from rmqkit.clock import Clock
@@ -418,13 +418,14 @@ class Statistics:
                     counter.samples[number].append((now_ms, counter.sum, counter.times))
                 self._changed[number].clear()
 
-    def drop_counters(self, *, topic: str = "", group: str = "") -> None:
-        """Drop the counters of a topic or group that was deleted."""
+    def drop_counters(self, *, topics: Set[str] = frozenset(), groups: Set[str] = frozenset()) -> None:
+        """Drop the counters of topics or groups that were deleted."""
         # Add the growth first: growth that is added later would create the counters again.
         self._enter_growth()
         for name, key in list(self._counters):
             of_topic, _, rest = (key.partition("@")[2] if name in _QUEUE_FIRST else key).partition("@")
-            if (topic and of_topic == topic) or (group and rest.partition("@")[0] == group):
+            of_group = rest.partition("@")[0]
+            if (of_topic and of_topic in topics) or (of_group and of_group in groups):
                 counter = self._counters.pop((name, key))
                 for changed in self._changed:
                     changed.discard(counter)

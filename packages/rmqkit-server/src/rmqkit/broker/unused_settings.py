@@ -1,8 +1,8 @@
-"""Settings of Apache's 5.4.0 broker that have no effect here; see `rmqkit.unused`.
+"""Settings of Apache's 5.5 broker that have no effect here; see `rmqkit.unused`.
 
 Together with the settings that have an effect (`rmqkit.broker.settings`, `rmqkit.store.settings`) they are all settings
-in the answer of a 5.4.0 broker to GET_BROKER_CONFIG. A test compares them with such an answer. Defaults that depend on
-the machine are the defaults for two processors.
+in the answers of 5.4 and 5.5 brokers to GET_BROKER_CONFIG. A test compares them with such an answer. Defaults that
+depend on the machine are the defaults for two processors.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ UNUSED = (
         indexFileReadEnable=true indexFileWriteEnable=true logicalDiskSpaceCleanForciblyThreshold=0.8
         maxChecksumRange=1073741824 readUnCommitted=false recheckReputOffsetFromCq=false recoverConcurrently=false
         redeleteHangedFileInterval=120000 replicasPerDiskPartition=1 wakeCommitWhenPutMessage=true
-        wakeFlushWhenPutMessage=false
+        wakeFlushWhenPutMessage=false checkCommitLogOffsetOnRecover=false correctMinOffsetMadviseEnable=false
+        maxCheckMessageReuseBufferSize=1048576 persistConsumerOffsetIncrementally=false
         """,
     ),
     Unused(
@@ -163,6 +164,10 @@ UNUSED = (
         timerRocksDBPrecisionMs=1000 timerRocksDBRollIntervalHours=1 timerRocksDBRollMaxTps=8000.0
         timerRocksDBRollRangeHours=2 timerRocksDBStopScan=false timerRocksDBTimeExpiredMaxTps=200000.0
         useSingleRocksDBForAllConfigs=false
+        combineCQUseRocksdbForLmq=false iteratorWhenUseRocksdbConsumeQueue=true popRocksdbBlockCacheSize=268435456
+        popRocksdbWriteBufferSize=33554432 rocksdbCQSelectiveDoubleWriteEnable=false
+        rocksdbMaxSizeAmplificationPercent=25 transactionCheckRocksdbCoreThreads=2 transactionCheckRocksdbMaxThreads=5
+        transactionCheckRocksdbQueueCapacity=2000 useSeparateStorePathForRocksdbCQ=false
         """,
     ),
     Unused(
@@ -182,7 +187,8 @@ UNUSED = (
         popLongPollingForceNotifyInterval=800 popPollingMapExpireTimeSeconds=600 popPollingMapSize=100000
         popReviveConcurrency=32 popReviveMaxAttemptTimes=16 popReviveMaxReturnSizePerRead=16384
         retrieveMessageFromPopRetryTopicV1=true reviveAckWaitMs=180000 reviveInterval=1000 reviveMaxSlow=3
-        reviveScanTime=10000 skipWhenCKRePutReachMaxTimes=false
+        reviveScanTime=10000 skipWhenCKRePutReachMaxTimes=false popOrderLockTimerTickMs=100
+        popOrderLockTimerTicksPerWheel=512 popReviveSkipIfGroupAbsent=true
         """,
     ),
     Unused(
@@ -192,7 +198,8 @@ UNUSED = (
         scheduleAsyncDeliverMaxResendNum2Blocked=3 timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000
         timerEnableCheckMetrics=true timerEnableRetryUntilSuccess=false timerMetricSmallThreshold=1000000
         timerProgressLogIntervalMs=10000 timerSkipUnknownError=false timerWarmEnable=false
-        timerWheelSnapshotIntervalMs=10000
+        timerWheelSnapshotIntervalMs=10000 timerReputServiceCorePoolSize=6 timerReputServiceMaxPoolSize=6
+        timerReputServiceQueueCapacity=10000
         """,
     ),
     Unused(
@@ -231,7 +238,22 @@ UNUSED = (
         metricGrpcExporterIntervalInMills=60000 metricGrpcExporterTimeOutInMills=3000
         metricLoggingExporterIntervalInMills=10000 metricsGrpcExporterHeader= metricsGrpcExporterTarget=
         metricsOtelCardinalityLimit=50000 printChannelGroups=false printChannelGroupsMinNum=5 rocketmqHome=
-        transactionMetricFlushInterval=10000
+        transactionMetricFlushInterval=10000 metricsExportBatchMaxConcurrent=4 metricsExportBatchMaxDataPoints=1000
+        metricsExportBatchSplitEnabled=true metricsExportOtelMemoryMode=IMMUTABLE_DATA
+        """,
+    ),
+    Unused(
+        "deletions of several topics or groups are not slowed down",
+        "batchDeleteSubscriptionGroupMaxRate=10.0 batchDeleteTopicMaxRate=10.0",
+    ),
+    Unused(
+        "lite topics are not supported",
+        """
+        enableLiteEventMode=true enableLitePopLog=false liteEventCapacityCacheTtlMs=5000 liteEventCheckInterval=10000
+        liteEventFullDispatchDelayTime=10000 liteEventFullDispatchDelayTimeForWildcardGroup=10000
+        liteLagCountMetricsEnable=false liteLagLatencyCollectEnable=false liteLagLatencyMetricsEnable=false
+        liteLagLatencyTopK=50 liteSubscriptionCheckInterval=120000 liteSubscriptionCheckTimeoutMills=180000
+        liteTtlCheckInterval=120000 maxClientEventCount=100 maxLiteSubscriptionCount=100000 minLiteTTl=900000
         """,
     ),
     Unused(

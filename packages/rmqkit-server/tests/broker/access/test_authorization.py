@@ -123,6 +123,8 @@ ACKS = {"acks": [{"c": "g", "t": "T", "so": 0, "q": 0, "rq": 0, "pt": 0, "it": 0
             None,
             "Group:g Get,Topic:T Get,Topic:U Get",
         ),
+        (Code.DELETE_TOPIC_IN_BROKER_LIST, {}, {"topicList": ["T", "%RETRY%g", "T"]}, "Topic:T Delete,Group:g Delete"),
+        (Code.DELETE_SUBSCRIPTION_GROUP_LIST, {}, {"groupNameList": ["g", "h"]}, "Group:g Delete,Group:h Delete"),
         (Code.AUTH_LIST_USER, {}, None, ["Cluster:c Get"]),
         (Code.GET_BROKER_RUNTIME_INFO, {"topic": "T"}, None, []),
     ],
@@ -143,6 +145,7 @@ def test_every_request_is_decided_upon():
     }
     answered = GUARDED | CLIENTS_OWN | READING | OF_SERVERS
     body = {"consumerGroup": "g", "clientId": "c", "clientID": "c", "consumerDataSet": [{"groupName": "g"}], **ACKS}
+    body |= {"topicList": ["T"], "groupNameList": ["g"]}
     fields = dict.fromkeys(("topic", "b", "group", "consumerGroup", "groupName", "destGroup"), "x")
     asked = {code for code in answered if list(needed(Command(code, body=json.dumps(body).encode()), fields, "c"))}
     assert {int(code) for code in answered - asked} == free

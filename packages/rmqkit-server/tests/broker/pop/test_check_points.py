@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import msgspec
 import pytest
@@ -102,6 +103,18 @@ def stored_ack(offset, start=0, **fields):
 
 
 # -- queues of the revive topic
+
+
+def test_a_suspension_is_in_the_record_and_a_restart_reads_it(broker):
+    for number, suspends in enumerate((True, False)):
+        times = {"pop_time": NOW_MS, "invisible_ms": 1000}
+        broker.log.add("T", "g", 0, [number], **times, queue=0, suspends=suspends)
+    bodies = [json.loads(one.body) for one in read_all(broker.store, REVIVE, 0)]
+    assert [one.get("sp") for one in bodies] == [True, None]
+    broker.put("ck", bodies[0] | {"so": 2, "sp": False})  # 5.5 writes the field in each check point
+    broker.clock.ms += 2000
+    loaded = {one.key[3]: one.is_suspended for one in broker.loaded().due()}
+    assert loaded == {0: True, 1: False, 2: False}
 
 
 def test_pops_use_the_revive_queues_in_turn(broker):

@@ -8,10 +8,12 @@ import msgspec
 import pytest
 
 from rmqkit.broker.durability import Outcome
+from rmqkit.filter.sql92 import prepare
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header
 from rmqkit.protocol.ids import encode_acked
 from rmqkit.protocol.message import read_messages
+from rmqkit.protocol.properties import encode_properties, tags_code
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.pop import (
     BatchAck,
@@ -571,6 +573,51 @@ async def test_a_pop_in_order_waits_until_the_first_blocked_queue_is_free(broker
     assert [one.look_at_ms and one.look_at_ms - NOW_MS for one in held] == [3000, None]
 
 
+async def test_a_notification_compares_the_tags_of_a_few_messages(broker):
+    broker.settings.notification_entries_max = 4
+    broker.put("a", "b", TAGS="A")
+    asked = {"poll_time": 0, "exp_type": "TAG"}
+    found = [has_message(broker.wait_for_notification(**asked, exp=exp)) for exp in ("A", "B", "A||B", "*", None)]
+    assert found == [True, False, True, True, True]
+    assert has_message(broker.wait_for_notification(poll_time=0, exp="B")), "without a type there is no filter"
+    broker.put("c", TAGS="A")
+    assert not has_message(broker.wait_for_notification(**asked, exp="B"))
+    broker.put("d", TAGS="A")
+    assert has_message(broker.wait_for_notification(**asked, exp="B")), "4 messages are not compared"
+    broker.settings.notification_entries_max = 5
+    assert not has_message(broker.wait_for_notification(**asked, exp="B"))
+    broker.settings.filters_notifications = False
+    assert has_message(broker.wait_for_notification(**asked, exp="B"))
+
+
+async def test_a_notification_does_not_compare_the_tags_of_messages_that_are_redelivered(broker):
+    broker.topics.put(TopicConfig("%RETRY%g_T", 1, 1))
+    broker.put("a", topic="%RETRY%g_T", TAGS="A")
+    assert has_message(broker.wait_for_notification(poll_time=0, exp_type="TAG", exp="B"))
+
+
+@pytest.mark.parametrize(
+    ("exp_type", "exp", "wanted"), [("TAG", "B", {"TAGS": "B"}), ("SQL92", "color = 'red'", {"color": "red"})]
+)
+async def test_a_waiting_notification_is_answered_by_a_message_that_passes_its_filter(exp_type, exp, wanted, broker):
+    prepare()
+    noting = broker.wait_for_notification(exp_type=exp_type, exp=exp)
+    for properties in ({"TAGS": "A", "color": "blue"}, wanted):
+        assert noting.answers == []
+        broker.put("a", **properties)
+        code, text = tags_code(properties.get("TAGS", "")), encode_properties(properties)
+        broker.pop_service.notifications.arrived([DispatchRequest("T", 0, 0, code, 0, 0, 0, 0, text)])
+        await ticks()
+    assert has_message(noting)
+
+
+async def test_a_notification_with_an_expression_that_cannot_be_parsed_is_refused(broker):
+    prepare()
+    (answer,) = broker.wait_for_notification(exp_type="SQL92", exp="color =").answers
+    remark = "parse the consumer's subscription failed"
+    assert (answer.code, answer.remark) == (ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark)
+
+
 async def test_a_notification_in_order_ignores_blocked_queues(broker):
     broker.put(*"ab")
     await popped_in_order(broker, max_msg_nums=1)
@@ -593,6 +640,19 @@ async def test_a_new_time_in_order_counts_from_now_and_not_for_messages_before_t
     assert decode_header(answer, ChangeInvisibleTimeResponse) == ChangeInvisibleTimeResponse()
     await broker.change(popped.handles["b"], 500)
     assert broker.pop_service.orders.blocked_until("T", "g", 0) == NOW_MS + 600
+
+
+async def test_a_suspended_message_in_order_blocks_its_queue_and_is_not_counted(broker):
+    broker.put(*"ab")
+    popped = await popped_in_order(broker)
+    await broker.change(popped.handles["b"], 90_000, suspend=True)
+    assert broker.pop_service.orders.blocked_until("T", "g", 0) == NOW_MS + 90_000
+    counts = []
+    for attempt in "23":
+        broker.clock.ms += 90_001
+        again = await popped_in_order(broker, attempt_id=attempt, born_time=int(broker.clock.ms))
+        counts.append(again.header.order_count_info)
+    assert counts == ["0 0 0", "0 qo0%0 1;0 qo0%1 1;0 0 1"]
 
 
 async def test_a_batch_acknowledges_messages_in_order_at_once(broker):

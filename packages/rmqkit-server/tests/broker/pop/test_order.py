@@ -85,6 +85,27 @@ def test_deliveries_are_counted_for_each_message_and_once_for_an_attempt(table):
     assert popped(table, 20) == {}
 
 
+def test_the_delivery_after_a_suspension_does_not_count(table, tmp_path, clock):
+    popped(table, 5, 6, attempt_id="a")
+    table.suspend(*PLACE, NOW_MS)
+    table.suspend(*PLACE, NOW_MS)
+    table.persist()
+    table = OrderTable(tmp_path, clock)
+    table.load()
+    assert popped(table, 5, 6, attempt_id="b") == {}
+    assert popped(table, 5, 6, attempt_id="c") == {5: 1, 6: 1}
+    table.suspend(*PLACE, NOW_MS)
+    assert popped(table, 5, 6, 7, attempt_id="d") == {5: 1, 6: 1}
+    assert popped(table, 5, 6, 7, attempt_id="e") == {5: 2, 6: 2, 7: 1}
+
+
+def test_a_suspension_with_a_handle_of_another_pop_changes_nothing(table):
+    popped(table, 5)
+    table.suspend(*PLACE, NOW_MS - 1)
+    assert popped(table, 5) == {5: 1}
+    table.suspend("U", "g", 0, NOW_MS)
+
+
 def test_the_offset_goes_to_the_first_message_that_is_not_acknowledged(table):
     popped(table, 5, 6, 9)
     assert [ack(table, offset) for offset in (6, 5, 9)] == [5, 9, 10]

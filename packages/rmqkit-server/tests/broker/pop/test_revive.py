@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from rmqkit.protocol.command import decode_header
 from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.schemas.pop import ChangeInvisibleTimeResponse
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.store.message_store import PutResult, PutStatus
 from tests.broker.pop.parts import NOW_MS, PopBroker
@@ -59,6 +61,31 @@ async def test_a_redelivered_message_has_its_group_the_time_of_its_first_pop_and
     first, second = read_all(broker.store, RETRY, 0)
     assert (first.reconsume_times, second.reconsume_times) == (4, 5), "it goes back to its retry topic"
     assert decode_properties(second.properties)["1ST_POP_TIME"] == str(NOW_MS), "the first time stays"
+
+
+async def test_a_suspended_message_keeps_its_count_and_its_next_retry_counts_again(broker):
+    broker.settings.pop_retry_percent = 100
+    broker.put(*"ab", reconsume_times=3)
+    popped = await broker.pop()
+    await broker.change(popped.handles["a"], 1000, suspend=True)
+    await broker.change(popped.handles["b"], 1000, suspend=False)
+    await round_after(broker)
+    counts = [(one.body, one.reconsume_times) for one in read_all(broker.store, RETRY, 0)]
+    assert counts == [(b"a", 3), (b"b", 4)]
+    await broker.pop(born_time=int(broker.clock.ms))
+    await round_after(broker)
+    counts = [(one.body, one.reconsume_times) for one in read_all(broker.store, RETRY, 0)][2:]
+    assert counts == [(b"a", 4), (b"b", 5)]
+
+
+async def test_a_change_after_a_suspension_counts(broker):
+    broker.put("a")
+    popped = await broker.pop()
+    answer = await broker.change(popped.handles["a"], 30_000, suspend=True)
+    header = decode_header(answer, ChangeInvisibleTimeResponse)
+    await broker.change(f"0 {header.pop_time} 30000 {header.revive_qid} 0 broker-a 0 0", 1000)
+    await round_after(broker)
+    assert [one.reconsume_times for one in read_all(broker.store, RETRY, 0)] == [1]
 
 
 async def test_the_retry_topic_has_the_form_in_use(broker):

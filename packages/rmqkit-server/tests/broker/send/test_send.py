@@ -422,3 +422,12 @@ async def test_without_a_free_buffer_a_send_is_refused_as_busy(tmp_path):
         answers = [await cluster.send(body=bytes(300_000)) for _ in range(4)]
         assert [answer.code for answer in answers] == [0, 0, 0, ResponseCode.SYSTEM_BUSY]
         assert answers[-1].remark == "[PC_SYNCHRONIZED]broker busy, start flow control for a while"
+
+
+async def test_a_message_that_would_create_too_many_light_queues_is_refused(tmp_path):
+    light = {"enable_light_queues": True, "enable_multi_dispatch": True, "light_queue_count_max": 1}
+    async with Cluster(tmp_path / "store", store=light) as cluster:
+        answers = [await cluster.send(properties=f"INNER_MULTI_DISPATCH\x01%LMQ%{name}\x02") for name in "aba"]
+    remark = "[LMQ_CONSUME_QUEUE_NUM_EXCEEDED]lmq consume queue num exceeded."
+    assert [answer.code for answer in answers] == [0, ResponseCode.LMQ_QUOTA_EXCEEDED, 0]
+    assert answers[1].remark == remark

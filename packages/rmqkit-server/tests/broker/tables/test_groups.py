@@ -16,6 +16,7 @@ from tests.virtual_time import run as run_virtual
 CREATE = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
 SEVERAL = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST
 DELETE = RequestCode.DELETE_SUBSCRIPTIONGROUP
+DELETE_SEVERAL = RequestCode.DELETE_SUBSCRIPTION_GROUP_LIST
 FORBID = RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN
 NO_AUTO_CREATE = {"auto_create_group": False}
 ILLEGAL = "The specified group: a b, contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
@@ -98,6 +99,46 @@ async def test_a_deleted_group_takes_its_offsets_along_where_that_is_requested(c
     assert table["forbiddenTable"] == {"g2": {"T": 4}}
     offsets = decode_as((await cluster.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body, dict)["offsetTable"]
     assert set(offsets) == ({"T@g2"} if clean.get("cleanOffset") == "true" else {"T@g1", "T@g2"})
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "remark"),
+    [
+        (b"", 29, "The specified group name list is blank."),
+        ({"cleanOffset": True}, 29, "The specified group name list is blank."),
+        ({"groupNameList": []}, 29, "The specified group name list is blank."),
+        ({"groupNameList": ["g1", " "]}, 29, "The specified group name is blank."),
+        ({"groupNameList": ["g1", None]}, 1, None),
+    ],
+)
+async def test_a_blank_name_in_a_list_deletes_no_group(body, code, remark, tmp_path):
+    async with Cluster(tmp_path / "store", broker=NO_AUTO_CREATE) as cluster:
+        await cluster.ask(CREATE, {"groupName": "g1"})
+        answer = await cluster.ask(DELETE_SEVERAL, body)
+        assert answer.code == code
+        assert remark is None or answer.remark == remark
+        assert (await group(cluster))["groupName"] == "g1"
+
+
+@pytest.mark.parametrize("clean", [{}, {"cleanOffset": False}, {"cleanOffset": True}])
+async def test_several_groups_are_deleted_with_one_new_version(clean, cluster):
+    await cluster.send()
+    for name in ("g1", "g2", "g3"):
+        await cluster.pull(group=name)
+        await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest(name, "T", 0, 1))
+        await cluster.ask(FORBID, group=name, topic="T", readable="false")
+    context = cluster.standalone.broker.context
+    counter = context.groups.stored.data_version.counter
+    answer = await cluster.ask(DELETE_SEVERAL, {"groupNameList": ["g1", "none", "g2", "g1"], **clean})
+    assert answer.code == 0
+    assert context.groups.stored.data_version.counter == counter + 1
+    stored = context.groups.stored
+    assert [name in stored.subscription_group_table for name in ("g1", "g2", "g3")] == [False, False, True]
+    assert stored.forbidden_table == {"g3": {"T": 4}}
+    kept = {"T@g3"} if clean.get("cleanOffset") else {"T@g1", "T@g2", "T@g3"}
+    assert set(context.offsets.contents.offset_table) == kept
+    assert context.statistics.get("GROUP_GET_NUMS", "T@g1") is None
+    assert context.statistics.get("GROUP_GET_NUMS", "T@g3") is not None
 
 
 async def test_an_unknown_group_may_be_deleted_but_it_has_to_be_named(cluster):

@@ -20,6 +20,7 @@ from tests.virtual_time import run as run_virtual
 CREATE = RequestCode.UPDATE_AND_CREATE_TOPIC
 SEVERAL = RequestCode.UPDATE_AND_CREATE_TOPIC_LIST
 DELETE = RequestCode.DELETE_TOPIC_IN_BROKER
+DELETE_SEVERAL = RequestCode.DELETE_TOPIC_IN_BROKER_LIST
 FIELDS = {
     "topic": "T",
     "defaultTopic": "TBW102",
@@ -181,6 +182,52 @@ def test_a_deleted_topic_takes_queues_offsets_and_pop_retries_along(tmp_path):
 
     run_virtual(first())
     run_virtual(second())
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "remark"),
+    [
+        (b"", 29, "The specified topic list is blank."),
+        ({}, 29, "The specified topic list is blank."),
+        ({"topicList": []}, 29, "The specified topic list is blank."),
+        ({"topicList": ["T", " "]}, 29, "The specified topic is blank."),
+        ({"topicList": ["T", "TBW102"]}, 29, "The topic[TBW102] is conflict with system topic."),
+        ({"topicList": ["T", "broker-a", ""]}, 29, "The topic[broker-a] is conflict with system topic."),
+        (b"{", 1, None),
+        ({"topicList": ["T", None]}, 1, None),
+    ],
+)
+async def test_a_refused_name_in_a_list_deletes_no_topic(body, code, remark, cluster):
+    await cluster.ask(CREATE, **FIELDS)
+    answer = await cluster.ask(DELETE_SEVERAL, body)
+    assert answer.code == code
+    assert remark is None or answer.remark == remark
+    assert (await topic(cluster))["topicName"] == "T"
+
+
+async def test_several_topics_are_deleted_with_one_new_version(tmp_path, cluster):
+    names = ("T", "U", "V", "%RETRY%g_T", "%RETRY%g_U", "%RETRY%g_V")
+    for name in names:
+        await cluster.ask(CREATE, **(FIELDS | {"topic": name}))
+    for name in ("T", "U", "V"):
+        await cluster.send(name)
+        await cluster.pull(topic=name)
+        await cluster.call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequest("g", name, 0, 1))
+    context = cluster.standalone.broker.context
+    counter = context.topics.data_version.counter
+    answer = await cluster.ask(DELETE_SEVERAL, {"topicList": ["T", "none", "a b", "U", "T"]})
+    assert answer.code == 0
+    assert context.topics.data_version.counter == counter + 1
+    left = [name for name in names if (await cluster.ask(RequestCode.GET_TOPIC_CONFIG, topic=name)).code == 0]
+    assert left == ["V", "%RETRY%g_V"]
+    assert {path.name for path in (tmp_path / "store/consumequeue").iterdir()} >= {"V"}
+    assert not (tmp_path / "store/consumequeue/T").exists()
+    assert not (tmp_path / "store/consumequeue/U").exists()
+    offsets = decode_as((await cluster.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)).body, dict)
+    assert offsets["offsetTable"] == {"V@g": {"0": 1}}
+    assert context.statistics.get("TOPIC_PUT_NUMS", "T") is None
+    assert (await cluster.ask(DELETE_SEVERAL, {"topicList": ["none"]})).code == 0
+    assert context.topics.data_version.counter == counter + 1
 
 
 async def test_the_tables_that_slaves_and_tools_read(cluster):

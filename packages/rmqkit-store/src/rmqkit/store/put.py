@@ -168,10 +168,8 @@ class Appender:
         if reason := light_fault(names, message.topic):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
         old, new = _split_light(names)
-        if too_many(self._queues, old, self._settings.light_queue_count_max):
-            return PutResult(PutStatus.LIGHT_QUEUES_EXCEEDED, reason="maxLmqConsumeQueueNum light queues exist")
-        if self._lite.is_full and any(self._lite.queue(name) is None for name in new):
-            return PutResult(PutStatus.LIGHT_QUEUES_EXCEEDED, reason=f"{LITE_TOPICS_MAX} lite topics exist")
+        if reason := self._too_many(old, new):
+            return PutResult(PutStatus.LIGHT_QUEUES_EXCEEDED, reason=reason)
         light: list[ConsumeQueueBase | LiteQueue] = [
             self._lite.obtain(name) if name in new else self._queues.obtain(name, 0) for name in names
         ]
@@ -188,6 +186,16 @@ class Appender:
             elif appended.status is PutStatus.OK:
                 one.next_offset += one is not queue
         return appended
+
+    def _too_many(self, light: list[str], lite: list[str]) -> str:
+        """Return the reason why no more light queues can be created, or an empty text if none would be."""
+        limits, count_max = self._settings.limits_light_queues, self._settings.light_queue_count_max
+        if limits and too_many(self._queues, light, count_max):
+            return "maxLmqConsumeQueueNum light queues exist"
+        count_max = count_max if limits else LITE_TOPICS_MAX
+        if len(self._lite.table) >= count_max and any(self._lite.queue(name) is None for name in lite):
+            return f"{count_max} lite topics exist"
+        return ""
 
     def put_batch(self, message: InnerMessage) -> PutResult:
         """Append a wire batch body: one record per message, or one inner batch if the topic has batch queues.

@@ -104,13 +104,12 @@ class StoreSettings(Struct, kw_only=True):
         bool, Setting("enableLmq", "assign offsets in light queues (%LMQ%…) to messages that request it")
     ] = False
     enable_multi_dispatch: Annotated[bool, Setting("enableMultiDispatch", "add messages to their light queues")] = False
+    limits_light_queues: Annotated[
+        bool,
+        Setting("enableLmqQuota", "refuse messages that would create more light queues than maxLmqConsumeQueueNum"),
+    ] = True
     light_queue_count_max: Annotated[
-        int,
-        Setting(
-            "maxLmqConsumeQueueNum",
-            "maximum number of light queues; messages that would create more are refused",
-            low=0,
-        ),
+        int, Setting("maxLmqConsumeQueueNum", "maximum number of light queues, if enableLmqQuota is true", low=0)
     ] = 20_000
 
     # ---- index

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rmqkit.clock import Clock
 from rmqkit.protocol.names import lite_queue
 from rmqkit.protocol.properties import find_property
+from rmqkit.store import put
 from rmqkit.store import replica as replication
-from rmqkit.store.lite import lite_queues
 from rmqkit.store.lite.entries import LITE_ENTRY
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.queues.consume_queue import ENTRY
@@ -339,7 +339,7 @@ def test_apaches_folders_are_taken_over_and_removed_at_a_clean_stop(tmp_path):
 
 def test_the_number_of_lite_topics_is_limited_for_new_names_only(tmp_path, monkeypatch):
     with opened(tmp_path, SMALL) as store:
-        monkeypatch.setattr(lite_queues, "LITE_TOPICS_MAX", 2)
+        monkeypatch.setattr(put, "LITE_TOPICS_MAX", 2)
         put_all(store, lite("a"), lite("b"))
         assert store.put(lite("c")).status is PutStatus.LIGHT_QUEUES_EXCEEDED
         put_all(store, lite("a"))

@@ -80,6 +80,13 @@ def test_what_cannot_be_kept_is_refused(tmp_path):
         assert numbers(store, "TopicTest") == [b"0,0", b"1"]
 
 
+def test_without_the_quota_the_number_of_light_queues_has_no_limit(tmp_path):
+    limits = {"limits_light_queues": False, "light_queue_count_max": 1}
+    with opened(tmp_path, small_settings(enable_light_queues=True, enable_multi_dispatch=True, **limits)) as store:
+        put_all(store, light(A, B), light("%LMQ%c"))
+        assert store.topics == {"TopicTest", A, B, "%LMQ%c"}
+
+
 @pytest.mark.parametrize("lost", ["nothing", "light queues", "all queues", "rebuilt"])
 def test_they_come_back_after_a_crash(tmp_path, lost):
     with opened(tmp_path / "s", LIGHT) as store:

@@ -159,6 +159,8 @@ class RequestCode(enum.IntEnum):
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
     SWITCH_TIMER_ENGINE = 5001
+    DELETE_TOPIC_IN_BROKER_LIST = 5002
+    DELETE_SUBSCRIPTION_GROUP_LIST = 5003
     # The following codes do not fit in the 16 bits of a binary header.
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
@@ -228,6 +230,8 @@ class ResponseCode(enum.IntEnum):
     NOT_LEADER_FOR_QUEUE = 501
     ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
+    LMQ_QUOTA_EXCEEDED = 2017
+    LITE_SUBSCRIPTION_QUOTA_EXCEEDED = 2018
     # These numbers are AUTH_CREATE_USER and AUTH_UPDATE_USER, too: the response bit distinguishes them.
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002

@@ -28,6 +28,16 @@ _log = logging.getLogger(__name__)
 _CUT_AT_ONCE = 256
 
 
+GRPC_CALLS = Setting(
+    "grpcMaxConcurrentCallsPerConnection",
+    "number of calls that one gRPC connection may have under way; calls beyond it are refused",
+    low=1,
+    high=(1 << 31) - 1,
+)
+GRPC_CALLS_MAX = 10_000
+"""The default. Apache's proxy has no limit."""
+
+
 class ConnectionSettings(ExporterSettings, kw_only=True):
     """The settings about connections in a configuration file."""
 

@@ -153,6 +153,13 @@ async def test_a_new_invisible_time_makes_a_new_handle():
         assert message.properties["POP_CK"] == "8 1795224862949 1500 5 0 broker-0 0 8"
 
 
+async def test_a_suspension_is_sent_with_the_new_invisible_time():
+    async with PopCluster(popped(*records(8), start=8)) as cluster, PopConsumer("G", cluster.namesrv) as consumer:
+        (message,) = await consumer.pop("T")
+        await consumer.change_invisible_time(message, 1.5, suspend=True)
+        assert [one["suspend"] for one in cluster.broker.asked(CHANGE)] == ["true"]
+
+
 @pytest.mark.parametrize(("mark", "topic"), [("1", "%RETRY%G_T"), ("2", "%RETRY%G+T")])
 async def test_what_came_again_is_acknowledged_and_changed_in_its_retry_topic(mark, topic):
     handle = f"5 1795224862948 60000 2 {mark} broker-0 0 8"

@@ -22,6 +22,7 @@ from tests.client.peers import refused, until
 from tests.client.pops import (
     ACK,
     ACK_MANY,
+    CHANGE,
     EVERYWHERE,
     NOTHING,
     POP,
@@ -97,6 +98,16 @@ async def test_a_failure_is_redelivered_after_the_step_of_its_count():
         await until(lambda: len(cluster.pop.changed) == 4, "four that come again")
         await until(lambda: cluster.pop.acked == [4], "one that does not")
         assert sorted(cluster.pop.changed) == [(0, 10_000), (1, 180_000), (2, 120_000), (3, 70)]
+
+
+async def test_a_message_that_its_handler_suspends_never_becomes_a_dead_letter():
+    seen = Seen(failing={0: ConsumeLater(delay=0.07, suspend=True), 1: ConsumeLater(delay=0.07)})
+    answer = popped(record(0, reconsume=2), record(1, reconsume=1))
+    async with PopCluster(answer) as cluster, handling(cluster, seen, retries_max=2):
+        await until(lambda: len(cluster.pop.changed) == 2, "both come again")
+        asked = [(one["offset"], one.get("suspend")) for one in cluster.broker.asked(CHANGE)]
+        assert sorted(asked) == [("0", "true"), ("1", None)]
+        assert cluster.broker.asked(SEND_BACK) == []
 
 
 async def test_what_failed_too_often_is_a_dead_letter_before_it_is_acknowledged():

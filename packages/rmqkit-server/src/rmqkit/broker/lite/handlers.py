@@ -277,7 +277,7 @@ class LiteHandlers(Handlers[LiteContext]):
     def _notify(self, group: LiteGroup, client: LiteClient, name: str) -> None:
         """Notify a client that another client has taken a lite topic."""
         header = NotifyUnsubscribeLiteRequest(lite_topic=name, consumer_group=group.name, client_id=client.client_id)
-        client.connection.send(request(RequestCode.NOTIFY_UNSUBSCRIBE_LITE, header, is_one_way=True))
+        client.connection.send(request(RequestCode.NOTIFY_UNSUBSCRIBE_LITE, header, one_way=True))
 
     def _reset_to_first(self, group: LiteGroup, name: str) -> None:
         queue = self._lite.queue(group.parent, name)
@@ -345,7 +345,9 @@ def ack_lite(context: LiteContext, header: AckMessageRequest) -> Refusal:
     return ResponseCode.SUCCESS, ""
 
 
-def change_lite(context: LiteContext, header: ChangeInvisibleTimeRequest) -> tuple[Refusal, ChangeInvisibleTimeResponse]:
+def change_lite(
+    context: LiteContext, header: ChangeInvisibleTimeRequest
+) -> tuple[Refusal, ChangeInvisibleTimeResponse]:
     """Set the time at which a message of a lite topic is delivered again. Return the answer."""
     nothing = ChangeInvisibleTimeResponse()
     found = _lite_group(context, header)

@@ -1,5 +1,5 @@
-"""Consumer groups and their progress: codes 200, 201, 207, 208, 225, 300, 303, 308, 315, 317, 343, 345, 352, 353, 402
-(``AdminBrokerProcessor``).
+"""Consumer groups and their progress: codes 200, 201, 207, 208, 225, 300, 303, 308, 315, 317, 343, 345, 352, 353, 402,
+5003 (``AdminBrokerProcessor``).
 
 Source: remoting.md §4.4, §6.4.9, §6.4.13, §6.7; behaviour.md §5.2, §9.9, §9.10.
 """
@@ -7,7 +7,7 @@ Source: remoting.md §4.4, §6.4.9, §6.4.13, §6.7; behaviour.md §5.2, §9.9, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from datetime import datetime
 
 import msgspec
@@ -28,6 +28,7 @@ from rmqkit.protocol.schemas.groups import (
     GroupForbidden,
     GroupForbiddenRequest,
     GroupList,
+    GroupNameList,
     GroupRequest,
     GroupSubscription,
     GroupTopicRequest,
@@ -75,11 +76,19 @@ class GroupHandlers(Handlers[OperationsContext]):
     def delete(self, connection: Connection, command: Command) -> Command:
         """Delete a group if it exists. Also delete its offsets if this is requested."""
         header = decode_header_leniently(command, DeleteGroupRequest)
-        # Remove the group first: if the disk refuses, its offsets stay, too.
-        self._context.groups.remove(header.group_name)
-        self._context.statistics.drop_counters(group=header.group_name)
-        if header.clean_offset:
-            self._context.offsets.remove_group(header.group_name)
+        self._delete({header.group_name}, with_offsets=bool(header.clean_offset))
+        return reply(command)
+
+    @answers(RequestCode.DELETE_SUBSCRIPTION_GROUP_LIST, admins_only=True)
+    def delete_several(self, connection: Connection, command: Command) -> Command:
+        """Delete several groups like `delete`, all with one write of the table. If one name is blank, delete none."""
+        body = decode_body(command, GroupNameList) if command.payload else GroupNameList()
+        fault = None if body.group_name_list else "The specified group name list is blank."
+        if not all(map(str.strip, body.group_name_list)):
+            fault = "The specified group name is blank."
+        if fault is not None:
+            return reply(command, ResponseCode.INVALID_PARAMETER, fault)
+        self._delete(set(body.group_name_list), with_offsets=body.clean_offset)
         return reply(command)
 
     @answers(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, admins_only=True)
@@ -133,6 +142,13 @@ class GroupHandlers(Handlers[OperationsContext]):
         subscribed = self._context.clients.subscription(header.group, header.topic or "")
         body = GroupSubscription(group=header.group, topic=header.topic, subscription_data=subscribed)
         return reply(command, body=fastjson.dumps(body))
+
+    def _delete(self, groups: Set[str], *, with_offsets: bool) -> None:
+        # Remove the groups first: if the disk refuses, their offsets stay, too.
+        self._context.groups.remove(*groups)
+        self._context.statistics.drop_counters(groups=groups)
+        if with_offsets:
+            self._context.offsets.remove_group(*groups)
 
     async def _put(self, command: Command, wanted: list[SubscriptionGroupConfig]) -> Command:
         """Create or change groups. The attributes of ``wanted`` are signed changes."""

@@ -154,11 +154,29 @@ class CheckPointStore:
         return next(self._revive_queue_ids)
 
     def add(
-        self, topic: str, group: str, queue_id: int, offsets: list[int], *, pop_time: int, invisible_ms: int, queue: int
+        self,
+        topic: str,
+        group: str,
+        queue_id: int,
+        offsets: list[int],
+        *,
+        pop_time: int,
+        invisible_ms: int,
+        queue: int,
+        suspends: bool = False,
     ) -> PutResult:
         """Make and store a check point of popped messages. The messages can be sent afterwards. The arguments are the
         same as for `new`."""
-        one = self.new(topic, group, queue_id, offsets, pop_time=pop_time, invisible_ms=invisible_ms, queue=queue)
+        one = self.new(
+            topic,
+            group,
+            queue_id,
+            offsets,
+            pop_time=pop_time,
+            invisible_ms=invisible_ms,
+            queue=queue,
+            suspends=suspends,
+        )
         return self.store([one], {})[0][0]
 
     def new(
@@ -173,14 +191,17 @@ class CheckPointStore:
         queue: int,
         before: int = -1,
         after: int = -1,
+        suspends: bool = False,
     ) -> NewCheckPoint:
         """Make a check point of popped messages. The messages are in flight from now on, and the caller has to `store`
         the check point next. The caller also ensures that no other pop has the same key (`is_taken`).
         ``queue``: the queue id of the revive topic. ``before``, ``after``: the group's offset before and after the pop.
-        `store` moves the offset."""
+        `store` moves the offset. ``suspends``: the redelivery of the messages does not count as a retry."""
         start, due_ms = offsets[0], pop_time + invisible_ms
         key, queue_key = (topic, group, queue_id, start, pop_time), (topic, group, queue_id)
         pending = InFlightPop(key, queue_key, set(offsets), due_ms, queue, -1)
+        if suspends:
+            pending.is_suspended = True
         assert key not in self._table, "pending pops have different keys"
         assert key not in self._unwritten, "no unwritten acks of another pop have this key"
         # Make the record first: it raises ValueError for names that a record cannot hold, and in this case nothing must
@@ -436,6 +457,7 @@ class CheckPointStore:
         # `follow` may read a record that this broker put, after a record of another program. Count the pop only once.
         if left and key not in self._table:
             pending = InFlightPop(key, (topic, group, queue_id), left, due_ms, revive_queue_id, revive_offset)
+            pending.is_suspended = popped.suspends is True
             self._count_in(pending)
             self._wait_for(pending)
 

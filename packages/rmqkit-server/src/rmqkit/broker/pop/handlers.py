@@ -10,7 +10,8 @@ PEEK_MESSAGE                     reads the same messages and changes nothing
 NOTIFICATION, POLLING_INFO       return whether there is a message to pop, and how many pops wait for a queue
 ACK_MESSAGE, BATCH_ACK_MESSAGE   store which messages are consumed: all acks of one loop tick with one write, the acks
                                  of one pop as one record
-CHANGE_MESSAGE_INVISIBLETIME     stores a new check point, then an ack of the old one
+CHANGE_MESSAGE_INVISIBLETIME     stores a new check point, then an ack of the old one. With ``suspend`` (5.5) the
+                                 redelivery of the message, or of the whole ordered pop, does not count as a retry
 ===============================  =====================================================================================
 
 A handle identifies a popped message. An answer waits until its records are in the log (SYNC_FLUSH: on the disk,
@@ -34,7 +35,7 @@ from rmqkit.broker.pop.check_points import Waiting
 from rmqkit.broker.pop.in_flight import AckKey
 from rmqkit.broker.pop.read import ORDER_REVIVE_QUEUE, PopRead
 from rmqkit.broker.pop.service import PopContext, PopLongPolling, PopService, WaitingPop
-from rmqkit.broker.tables.filters import PullFilter, inline_filter
+from rmqkit.broker.tables.filters import EVERYTHING, PullFilter, inline_filter
 from rmqkit.errors import PeerRefused, StoreError
 from rmqkit.filter import SQL92
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
@@ -75,6 +76,7 @@ _COPIED_BYTES_MAX = 256 << 10
 NO_REMARK = "not set any response code"
 """The remark of an answer for which the reference sets no other remark."""
 _NOTHING = "NO_MESSAGE_IN_QUEUE"
+_NOT_PARSED: Refusal = ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
 
 _POPPING, _PEEKING = "pop message", "peeking message"
 """The names of forbidden operations in the reference's remarks."""
@@ -137,8 +139,7 @@ class PopHandlers(PopHandlerBase):
         try:
             wanted = inline_filter(header.exp or "*", header.exp_type)
         except ValueError:
-            remark = "parse the consumer's subscription failed"
-            return reply(command, ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark, header=PopMessageResponse())
+            return reply(command, *_NOT_PARSED, header=PopMessageResponse())
         self._context.clients.compensate(header.consumer_group, header.topic, header.exp, header.exp_type)
         answer = self._pop_once(connection, command, header, wanted, may_hold=True)
         if isinstance(answer, Missing):
@@ -159,13 +160,20 @@ class PopHandlers(PopHandlerBase):
         return reply(command, code, "FOUND" if read.records else _NOTHING, header=answer, body=read.records)
 
     @answers(RequestCode.NOTIFICATION)
-    def notification(self, connection: Connection, command: Command) -> Command | None:
+    def notification(self, connection: Connection, command: Command) -> Command | Awaitable[Command | None] | None:
         """Answer as soon as there is a message to pop, or when the time is over."""
         header = decode_header_leniently(command, NotificationRequest, drops_unreadable=False)
+        is_filtered = bool(header.exp_type and header.exp) and self._context.settings.filters_notifications
+        if is_filtered and header.exp_type == SQL92 and needs_parser():
+            return when_prepared(connection, lambda: self.notification(connection, command))
         refusal = self._refusal(connection, header, _PEEKING)
         if refusal is not None:
             return reply(command, *refusal, header=NotificationResponse())
-        return self._notify(connection, command, header, may_hold=True)
+        try:
+            wanted = inline_filter(header.exp, header.exp_type) if is_filtered else EVERYTHING
+        except ValueError:
+            return reply(command, *_NOT_PARSED, header=NotificationResponse())
+        return self._notify(connection, command, header, wanted, may_hold=True)
 
     @answers(RequestCode.POLLING_INFO)
     def polling_info(self, connection: Connection, command: Command) -> Command:
@@ -331,9 +339,15 @@ class PopHandlers(PopHandlerBase):
         )
 
     def _notify(
-        self, connection: Connection, command: Command, header: NotificationRequest, *, may_hold: bool
+        self,
+        connection: Connection,
+        command: Command,
+        header: NotificationRequest,
+        wanted: PullFilter,
+        *,
+        may_hold: bool,
     ) -> Command | None:
-        read = PopRead(self._context, header, count=1)
+        read = PopRead(self._context, header, count=1, wanted=wanted)
         has_message = read.has_message(bool(header.order), header.attempt_id)
         if has_message or not may_hold or header.poll_time <= 0:
             return reply(command, remark=NO_REMARK, header=NotificationResponse(has_message))
@@ -343,11 +357,11 @@ class PopHandlers(PopHandlerBase):
             if refusal is not None:
                 answer: Command | None = reply(command, *refusal, header=NotificationResponse())
             else:
-                answer = self._notify(connection, command, header, may_hold=may_hold)
+                answer = self._notify(connection, command, header, wanted, may_hold=may_hold)
             if answer is not None:
                 connection.send(answer)
 
-        if self._hold(self._pop.notifications, connection, header, retry, PullFilter(), read.blocked_until):
+        if self._hold(self._pop.notifications, connection, header, retry, wanted, read.blocked_until):
             return None
         return reply(command, remark=NO_REMARK, header=NotificationResponse(has_msg=False, polling_full=True))
 
@@ -516,7 +530,14 @@ class PopAckHandlers(PopHandlerBase):
         queue = handle.revive_queue_id if check_points.has_queue(handle.revive_queue_id) else check_points.next_queue()
         # Store the new check point before the ack of the old one: a crash in between repeats a message, but loses none.
         put = check_points.add(
-            topic, group, queue_id, [offset], pop_time=pop_time, invisible_ms=header.invisible_time, queue=queue
+            topic,
+            group,
+            queue_id,
+            [offset],
+            pop_time=pop_time,
+            invisible_ms=header.invisible_time,
+            queue=queue,
+            suspends=header.suspend is True,
         )
         if put.status is not _OK:
             return reply(command, ResponseCode.SYSTEM_ERROR, put.reason or put.status.value)
@@ -531,7 +552,10 @@ class PopAckHandlers(PopHandlerBase):
         if header.offset < (self._context.offsets.get(group, topic, queue_id) or 0):
             return reply(command, remark=NO_REMARK, header=ChangeInvisibleTimeResponse())
         visible_at_ms = self._pop.clock.now_ms() + header.invisible_time
-        self._pop.orders.change(topic, group, queue_id, header.offset, handle.pop_time, visible_at_ms)
+        orders = self._pop.orders
+        orders.change(topic, group, queue_id, header.offset, handle.pop_time, visible_at_ms)
+        if header.suspend:
+            orders.suspend(topic, group, queue_id, handle.pop_time)
         self._pop.waiting.wake(topic, group, queue_id)  # the woken pop sets its retry time again
         answer = ChangeInvisibleTimeResponse(
             pop_time=handle.pop_time,

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.clock import Clock
@@ -76,6 +76,7 @@ class InFlightPop(Struct, eq=False):
         due_ms: the time at which these messages are redelivered, ms since the epoch.
         revive_offset: the offset of the check point in the revive queue, -1 until it is stored.
         unwritten: offsets of acknowledged messages whose acks are not stored yet.
+        is_suspended: the redelivery of these messages does not count as a retry.
     """
 
     key: AckKey
@@ -86,6 +87,7 @@ class InFlightPop(Struct, eq=False):
     revive_offset: int
     # msgspec copies an empty default list for each pop.
     unwritten: list[int] = []
+    is_suspended: bool = False
 
     @property
     def topic(self) -> str:
@@ -191,6 +193,7 @@ class ReviveRecords:
             queue_id=queue_id,
             revive_time=pending.due_ms,
             start_offset=start,
+            suspends=pending.is_suspended or UNSET,
             topic=topic,
         )
         unique_key = f"{topic}@{queue_id}@{start}@{group}@{pop_time}@{name}@ck"

@@ -31,6 +31,7 @@ class OrderInfo(Struct, kw_only=True, omit_defaults=True):
         acked_bits: bit i is set when message i is acknowledged.
         visible_at: for messages with a changed invisible time, the time when they are visible again, by offset.
         tries: the number of earlier deliveries by offset. Messages without earlier deliveries are omitted.
+        is_suspended: the next delivery of these messages does not count. Apache's broker ignores the field.
     """
 
     attempt_id: str | None = field(default=None, name="a")
@@ -41,6 +42,7 @@ class OrderInfo(Struct, kw_only=True, omit_defaults=True):
     tries: dict[int, int] | None = field(default=None, name="oc")
     visible_at: dict[int, int] | None = field(default=None, name="ot")
     pop_time: int = field(default=0, name="popTime")
+    is_suspended: bool = field(default=False, name="sp")
 
     @property
     def queue_offsets(self) -> list[int]:
@@ -118,8 +120,9 @@ class OrderTable(LazyTable):
         if before is not None and attempt_id is not None and attempt_id == before.attempt_id:
             tries = dict(before.tries or {})
         elif before is not None:
-            known = before.tries or {}
-            tries = {offset: known.get(offset, 0) + 1 for offset in offsets if offset in before.queue_offsets}
+            known, one = before.tries or {}, 0 if before.is_suspended else 1
+            counts = {offset: known.get(offset, 0) + one for offset in offsets if offset in before.queue_offsets}
+            tries = {offset: count for offset, count in counts.items() if count}
         # The new pop replaces the previous pop: acks of the previous pop are ignored from now on.
         info = OrderInfo(
             attempt_id=attempt_id,
@@ -158,6 +161,13 @@ class OrderTable(LazyTable):
             # Make a new dict, because a thread may be writing the old one.
             info.visible_at = {**(info.visible_at or {}), offset: visible_at_ms}
             self._is_dirty = True
+
+    def suspend(self, topic: str, group: str, queue_id: int, pop_time: int) -> None:
+        """Do not count the next delivery of a pop's messages. A handle of another pop changes nothing."""
+        # The other messages of the pop are delivered again because of the suspended message, not because they failed.
+        info = self._get(topic, group, queue_id)
+        if info is not None and info.pop_time == pop_time:
+            info.is_suspended = self._is_dirty = True
 
     def remove_queue(self, topic: str, group: str, queue_id: int) -> None:
         """Remove the pop of a queue. The caller calls this when the group's offset was set."""

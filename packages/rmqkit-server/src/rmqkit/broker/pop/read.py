@@ -65,6 +65,8 @@ _FROM_END = 1
 _HEAD = struct.Struct(">i16xq")
 """The size and the queue offset at the start of a record."""
 _PRIORITY_FACTOR_MAX = 100
+_NOTICED_MAX = 64
+"""The number of queue entries to read together for a notification."""
 _READ = int(Permission.READ)  # an operation with the enum member costs two calls
 
 
@@ -153,12 +155,18 @@ class PopRead:
                 self._add_rest(topic, queue_id, offset)
 
     def has_message(self, in_order: bool, attempt_id: str | None) -> bool:
-        """Return True if there is a message in a queue that is not blocked. Filters are ignored."""
+        """Return True if there is a message in a queue that is not blocked. Tags are compared if the queue has only a
+        few messages to read (``maxMessageFilterNumForNotification``). Other filters are ignored."""
         for topic, _, queue_ids in self._topics(with_retries=not in_order, retries_first=False):
             for queue_id in queue_ids:
                 if in_order and self._is_blocked(topic, queue_id, attempt_id):
                     continue
-                if self._store.max_offset(topic, queue_id) > self._offset(topic, queue_id):
+                offset, codes = self._offset(topic, queue_id), self._filter_of(topic).codes
+                count = self._store.max_offset(topic, queue_id) - offset
+                is_compared = codes is not None and count < self._context.settings.notification_entries_max
+                if count > 0 and not (
+                    is_compared and self._has_no_tag_of(codes or frozenset(), topic, queue_id, offset)
+                ):
                     return True
         return False
 
@@ -436,6 +444,18 @@ class PopRead:
         if found.records:
             found.status = GetStatus.FOUND
         return found
+
+    def _has_no_tag_of(self, codes: frozenset[int], topic: str, queue_id: int, offset: int) -> bool:
+        """Return True if no entry from an offset on has one of the tag codes."""
+        end = self._store.max_offset(topic, queue_id)
+        while offset < end:
+            entries = self._store.entries(topic, queue_id, offset, count_max=_NOTICED_MAX)
+            # The code None belongs to an entry without its extension unit: the message may have the tag. Without
+            # entries the messages are in another place, and may have it, too.
+            if not entries or any(code is None or code in codes for *_, code in entries):
+                return False
+            offset = entries[-1][0]
+        return True
 
     def _add_rest(self, topic: str, queue_id: int, offset: int) -> None:
         self.rest += max(0, self._store.max_offset(topic, queue_id) - offset)

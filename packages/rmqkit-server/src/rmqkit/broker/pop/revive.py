@@ -1,6 +1,7 @@
 """Redelivery of messages that are not acknowledged in time (``PopReviveService``).
 
-When the invisible time of a message is over, the broker puts a copy with a higher count into the retry topic that the
+When the invisible time of a message is over, the broker puts a copy with a higher count (with the same count, if its
+consumer suspended the message) into the retry topic that the
 group has for the topic. A message that was popped from a retry topic goes back to the same retry topic. The broker
 drops check points of deleted topics and groups, and messages that were deleted from the log and exist in no other
 place. While the store refuses messages, the pop is retried after `_AGAIN_MS`. A message that the store can never accept
@@ -170,7 +171,7 @@ class Revive:
                 topic=topic,
                 queue_id=0,
                 changes=one,
-                reconsume_times=record.reconsume_times + 1,
+                reconsume_times=record.reconsume_times + (not pending.is_suspended),
                 store_host=self._store_host,
             )
             for one in (changes, {})

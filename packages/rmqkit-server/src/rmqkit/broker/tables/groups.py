@@ -20,7 +20,7 @@ Use this module only on the event loop. Source: behaviour.md §2.8; store.md §9
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -162,12 +162,14 @@ class GroupTable:
     def _replace_groups(self, groups: dict[str, SubscriptionGroupConfig]) -> None:
         self._stored = msgspec.structs.replace(self._stored, subscription_group_table=groups)
 
-    def remove(self, group: str) -> None:
-        """Remove a group and its forbidden topics, if it exists."""
-        self._appeared.pop(group, None)
-        if group in self or group in self._stored.forbidden_table:
-            groups = _without(self._stored.subscription_group_table, group)
-            self._save(self._changed(groups, _without(self._stored.forbidden_table, group)))
+    def remove(self, *groups: str) -> None:
+        """Remove groups and their forbidden topics, if they exist, with one write."""
+        removed = set(groups)
+        for group in removed:
+            self._appeared.pop(group, None)
+        if any(group in self or group in self._stored.forbidden_table for group in removed):
+            left = _without(self._stored.subscription_group_table, removed)
+            self._save(self._changed(left, _without(self._stored.forbidden_table, removed)))
 
     def replace_with(self, copied: SubscriptionGroupTable) -> bool:
         """Replace the table by the master's table and write it, unless the versions are equal. Groups that the master
@@ -186,7 +188,7 @@ class GroupTable:
         topics = dict(self._stored.forbidden_table.get(group, {}))
         topics[topic] = topics.get(topic, 0) ^ _READ_FORBIDDEN
         topics = {topic: bits for topic, bits in topics.items() if bits}
-        forbidden = _without(self._stored.forbidden_table, group) | ({group: topics} if topics else {})
+        forbidden = _without(self._stored.forbidden_table, {group}) | ({group: topics} if topics else {})
         self._save(self._changed(self._stored.subscription_group_table, forbidden))
 
     def is_read_forbidden(self, group: str, topic: str) -> bool:
@@ -235,8 +237,8 @@ def _name_all(stored: SubscriptionGroupTable) -> None:
         config.group_name = config.group_name or name
 
 
-def _without(table: dict[str, V], name: str) -> dict[str, V]:
-    return {key: value for key, value in table.items() if key != name}
+def _without(table: dict[str, V], names: Set[str]) -> dict[str, V]:
+    return {key: value for key, value in table.items() if key not in names}
 
 
 ROUND_SECONDS = 60.0

@@ -229,13 +229,15 @@ class OffsetTable(LazyTable):
         self._remove([topic + _SEPARATOR + group])
         self._forget(lambda key: key[:2] == (group, topic))
 
-    def remove_group(self, group: str) -> None:
-        self._remove([topic + _SEPARATOR + group for topic in self.topics(group)])
-        self._forget(lambda key: key[0] == group)
+    def remove_group(self, *groups: str) -> None:
+        removed = set(groups)
+        self._remove([key for key in self._table if key.partition(_SEPARATOR)[2] in removed])
+        self.forget_pulls(removed)
 
-    def remove_topic(self, topic: str) -> None:
-        self._remove([topic + _SEPARATOR + group for group in self.groups(topic)])
-        self._forget(lambda key: key[1] == topic)
+    def remove_topic(self, *topics: str) -> None:
+        removed = set(topics)
+        self._remove([key for key in self._table if key.partition(_SEPARATOR)[0] in removed])
+        self._forget(lambda key: key[1] in removed)
 
     def forget_pulls(self, groups: Set[str]) -> None:
         """Remove the recorded offsets of the next pulls of groups."""

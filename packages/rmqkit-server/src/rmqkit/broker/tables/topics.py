@@ -131,10 +131,10 @@ class StaticTopics:
         """Create or change a static topic. The topic is on the disk when this returns."""
         self._save(self.details | {detail.topic: detail})
 
-    def remove(self, topic: str) -> None:
-        """Remove a topic, if it exists."""
-        if topic in self.details:
-            self._save({name: detail for name, detail in self.details.items() if name != topic})
+    def remove(self, *topics: str) -> None:
+        """Remove topics, if they exist."""
+        if not self.details.keys().isdisjoint(topics):
+            self._save({name: detail for name, detail in self.details.items() if name not in topics})
 
     def replace_with(self, copied: TopicConfigTable) -> bool:
         """Replace the table by the master's table and write it, unless the master has no table or the versions are
@@ -339,11 +339,12 @@ class TopicTable:
         self.data_version = version
         self._on_change([config for _, config in changes.values()])
 
-    def remove(self, topic: str) -> None:
-        """Remove a topic, if it exists. Name servers return the topic until they receive its deletion."""
-        self.static.remove(topic)
-        if topic in self._table:
-            self._replace({name: config for name, config in self._table.items() if name != topic})
+    def remove(self, *topics: str) -> None:
+        """Remove topics, if they exist, with one write. Name servers return a topic until they receive its deletion."""
+        self.static.remove(*topics)
+        if not self._table.keys().isdisjoint(topics):
+            removed = set(topics)
+            self._replace({name: config for name, config in self._table.items() if name not in removed})
 
     def replace_with(self, copied: TopicConfigTable) -> bool:
         """Replace the table by the master's table and write it, unless the versions are equal. Topics that the master

@@ -25,7 +25,7 @@ from rmqkit.proxy.transport.grpc_call import GrpcService
 from rmqkit.remoting.address import AdminAddresses, advertised_ip, join_address
 from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.limits import ConnectionSettings, Limits
+from rmqkit.remoting.limits import GRPC_CALLS, GRPC_CALLS_MAX, ConnectionSettings, Limits
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tasks import repeat
@@ -58,6 +58,7 @@ class ProxySettings(ConnectionSettings, kw_only=True):
     grpc_port: Annotated[
         int, Setting("grpcServerPort", "gRPC port for the 5.x SDKs; 0 means a free port", low=0, high=65535)
     ] = 8081
+    grpc_calls_max: Annotated[int, GRPC_CALLS] = GRPC_CALLS_MAX
     remoting_port: Annotated[
         int,
         Setting(
@@ -177,7 +178,7 @@ class Proxy:
                 self._stack.push_async_callback(one.close)
             self._stack.push_async_callback(endpoint.drain)
             for one in servers:  # both ports accept gRPC, as in Apache's proxy
-                one.http2 = GrpcService(endpoint).connection
+                one.http2 = GrpcService(endpoint, calls_max=settings.grpc_calls_max).connection
                 await one.serve()
             if self._metrics is not None:
                 await self._metrics.serve(endpoint, servers, self.address)

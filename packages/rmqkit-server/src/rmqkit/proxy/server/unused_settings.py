@@ -1,4 +1,4 @@
-"""Settings of Apache's 5.4.0 proxy (``ProxyConfig``) that have no effect here; see `rmqkit.unused`.
+"""Settings of Apache's 5.5 proxy (``ProxyConfig``) that have no effect here; see `rmqkit.unused`.
 
 Together with the settings that have an effect (`rmqkit.proxy.server.server`, `rmqkit.proxy.remote.users`) and
 `RENAMED`, these are all keys of ``rmq-proxy.json``. A test compares them with Apache's class. Defaults that depend on
@@ -14,6 +14,7 @@ __all__ = ["RENAMED", "UNUSED", "UnusedSettings"]
 RENAMED = {
     "tlsTestModeEnable": "tls.test.mode.enable",
     "tlsKeyPath": "tls.server.keyPath",
+    "tlsKeyPassword": "tls.server.keyPassword",
     "tlsCertPath": "tls.server.certPath",
 }
 """Keys of settings that have another name in servers of the remoting protocol."""
@@ -145,6 +146,10 @@ UNUSED = (
     Unused(
         "clients retry when a broker is slow",
         "detectInterval=2000 detectTimeout=200 sendLatencyEnable=false startDetectorEnable=false",
+    ),
+    Unused(
+        "lite topics are not supported",
+        "maxLiteRenewNumPerChannel=100 maxLiteTopicSize=64 maxSyncLiteSubscriptionRate=5000",
     ),
     Unused("acks of one call are always sent together", "enableBatchAck=false"),
     Unused(

@@ -7,7 +7,8 @@ Source: grpc.md §2.1, §7.2, §7.3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rmqkit.protocol.codes import CURRENT_VERSION, LANGUAGES, version_number
@@ -28,6 +29,10 @@ _BATCH_SIZE = 32
 _POLLING_SECONDS = 20
 _EXPONENTIAL = "EXPONENTIAL"
 _TRIES_TOLD_MAX = 64
+
+_PROPERTIES_MAX, _PROPERTIES_BYTES_MAX = 32, 4096
+_KEY_CHARS_MAX, _VALUE_CHARS_MAX = 64, 256
+_PROPERTY_KEY = re.compile(r"[a-zA-Z][a-zA-Z0-9_.-]{0,63}")
 
 _Settings = message_class("Settings")
 
@@ -60,9 +65,11 @@ def version_of(metadata_version: str) -> int:
 
 
 def check_settings(settings: Any) -> None:
-    """Check a client's settings. Raises Refused, with BAD_REQUEST or INTERNAL_SERVER_ERROR."""
+    """Check a client's settings. Raises Refused, with BAD_REQUEST, INVALID_CLIENT_PROPERTIES or
+    INTERNAL_SERVER_ERROR."""
     if settings.ByteSize() > SETTINGS_BYTES_MAX:
         raise Refused(Code.BAD_REQUEST, f"settings of {settings.ByteSize()} bytes: {SETTINGS_BYTES_MAX} are read")
+    _check_properties(settings.client_properties)
     if settings.HasField("publishing"):
         if len(settings.publishing.topics) > SUBSCRIPTIONS_MAX:
             raise Refused(Code.BAD_REQUEST, f"settings with more than {SUBSCRIPTIONS_MAX} topics")
@@ -81,6 +88,23 @@ def check_settings(settings: Any) -> None:
         if name.startswith("LITE_"):
             raise Refused(Code.INTERNAL_SERVER_ERROR, f"client type is {name}: {NO_LITE_TOPICS}")
         raise Refused(Code.INTERNAL_SERVER_ERROR, f"Client type is not consumer, type: {name}")
+
+
+def _check_properties(properties: Mapping[str, str]) -> None:
+    """Check the properties with which a program describes its client. Raises Refused."""
+    fault = ""
+    if len(properties) > _PROPERTIES_MAX:
+        fault = f"{len(properties)} client properties: at most {_PROPERTIES_MAX} are accepted"
+    for key, value in properties.items():
+        if not _PROPERTY_KEY.fullmatch(key):
+            fault = f"client property {key[:_KEY_CHARS_MAX]!r}: a key has 1 to 64 characters [a-zA-Z][a-zA-Z0-9_.-]*"
+        elif len(value) > _VALUE_CHARS_MAX:
+            fault = f"client property {key}: {len(value)} characters, at most {_VALUE_CHARS_MAX} are accepted"
+    size = _Settings(client_properties=properties).ByteSize()
+    if not fault and size > _PROPERTIES_BYTES_MAX:
+        fault = f"client properties of {size} bytes: at most {_PROPERTIES_BYTES_MAX} are accepted"
+    if fault:
+        raise Refused(Code.INVALID_CLIENT_PROPERTIES, fault)
 
 
 def _client_type_name(number: int) -> str:

@@ -51,6 +51,14 @@ from rmqkit.remoting.tasks import Tasks, repeat
 
 __all__ = ["Endpoint", "StreamFailed"]
 
+_ENDING = {
+    Code.CLIENT_ID_REQUIRED,
+    Code.INVALID_CLIENT_PROPERTIES,
+    Code.TOO_MANY_REQUESTS,
+    Code.UNAUTHORIZED,
+}
+"""The codes that are sent as the last status of a Telemetry stream. Other refusals are a gRPC status."""
+
 _SWEEP_SECONDS = 10.0
 _STOP_SECONDS = 10.0
 _DRAIN_SECONDS = 1.0
@@ -248,7 +256,7 @@ class Endpoint:
                     with self._entered(call, await self._signer("Telemetry", call, command)) as client:
                         answer = await self._telemetry.take(call, client, command, stream)
                 except Refused as error:
-                    if error.code in (Code.CLIENT_ID_REQUIRED, Code.UNAUTHORIZED, Code.TOO_MANY_REQUESTS):
+                    if error.code in _ENDING:
                         stream.send(_Command(status=status(error.code, error.text)))
                         break
                     text = f"process client telemetryCommand failed. {error.text}"

@@ -392,7 +392,7 @@ class Receiving:
         handle = await self.renewals.take(client.id, group, asked.message_id, handle)
         self._check_live(handle)
         assert client.peer is not None, "the client of a call has a peer"
-        changed = await self._change(client.peer, group, topic, handle, invisible_ms)
+        changed = await self._change(client.peer, group, topic, handle, invisible_ms, suspend=asked.suspend)
         return _ChangeResponse(status=OK, receipt_handle=changed.text)
 
     async def change(self, group: str, topic: str, handle: Handle, invisible_ms: int) -> Handle:
@@ -404,7 +404,9 @@ class Receiving:
         waits = retry_waits_ms(await self._backend.group(group) or SubscriptionGroupConfig())
         return waits[min(deliveries, len(waits)) - 1]
 
-    async def _change(self, peer: Peer, group: str, topic: str, handle: Handle, invisible_ms: int) -> Handle:
+    async def _change(
+        self, peer: Peer, group: str, topic: str, handle: Handle, invisible_ms: int, *, suspend: bool = False
+    ) -> Handle:
         header = ChangeInvisibleTimeRequest(
             consumer_group=group,
             topic=handle.topic_of(topic, group),
@@ -412,6 +414,7 @@ class Receiving:
             extra_info=handle.text,
             offset=handle.offset,
             invisible_time=invisible_ms,
+            suspend=suspend or None,
         )
         answer = await peer.ask(handle.pop.broker_name, request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header))
         _expect(answer, "change invisible time failed")

@@ -47,6 +47,9 @@ _Command = message_class("TelemetryCommand")
 _HeartbeatResponse = message_class("HeartbeatResponse")
 _TerminationResponse = message_class("NotifyClientTerminationResponse")
 
+_OWN_PROPERTY = "client."
+"""The prefix of a client's own properties in its running info."""
+
 _RESULTS = {
     Code.OK: "CR_SUCCESS",
     Code.FAILED_TO_CONSUME_MESSAGE: "CR_LATER",
@@ -154,8 +157,13 @@ class Telemetry:
         return reply(command, body=msgspec.json.encode(result))
 
     async def _running_info(self, client: Client, command: Command) -> Command:
-        """Return the running info of a client, with its stack on request (``print_thread_stack_trace_command``)."""
+        """Return the running info of a client: its ``client_properties``, and its stack on request
+        (``print_thread_stack_trace_command``)."""
         info = ConsumerRunningInfo(properties={"PROP_CONSUMER_CLIENT_TYPE": "gRPC"})
+        if client.settings is not None:
+            # The client's own words, which are for people only: no permission may depend on them.
+            own = client.settings.client_properties.items()
+            info.properties |= {f"{_OWN_PROPERTY}{key}": value for key, value in own}
         if decode_header_leniently(command, RunningInfoRequest).jstack_enable:
             nonce = str(next(self._nonces))
             asking = _Command()

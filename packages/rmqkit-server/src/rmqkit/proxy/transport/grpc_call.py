@@ -27,6 +27,7 @@ from rmqkit.proxy.transport.header_blocks import Headers, header_block, header_d
 from rmqkit.proxy.transport.http2 import Http2Connection
 from rmqkit.proxy.transport.stream import STREAM_WINDOW, Http2Stream
 from rmqkit.remoting.connection import LinkArguments
+from rmqkit.remoting.limits import GRPC_CALLS_MAX
 
 __all__ = ["GrpcService"]
 
@@ -60,10 +61,11 @@ class _Fault(Exception):
 
 
 class GrpcService:
-    """The shared state of an endpoint's connections."""
+    """The shared state of an endpoint's connections. ``calls_max``: the number of calls of a connection at a time."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, *, calls_max: int = GRPC_CALLS_MAX) -> None:
         self.endpoint = endpoint
+        self._calls_max = calls_max
         self.methods = {f"/{SERVICE}/{method.name}".encode(): method for method in endpoint.methods}
         self._read_usual = CORE.read_grpc_call
 
@@ -74,6 +76,7 @@ class GrpcService:
             clock=clock,
             on_read=self.endpoint.handle_gathered,
             read_usual=self._read_usual,
+            streams_max=self._calls_max,
             **link,
         )
 

@@ -43,10 +43,10 @@ from rmqkit.proxy.transport.frames import (
 from rmqkit.proxy.transport.header_blocks import HeaderBlockError, Headers, header_decoder
 from rmqkit.proxy.transport.stream import STREAM_WINDOW, Http2Stream, check_request
 from rmqkit.remoting.connection import Link, LinkArguments
+from rmqkit.remoting.limits import GRPC_CALLS_MAX
 
 __all__ = ["Http2Connection"]
 
-STREAMS_MAX = 10_000
 CONNECTION_WINDOW = 4 << 20
 # Bytes of complete but unanswered requests; above this limit the peer may send no more.
 _ASKED_BYTES_HIGH = 8 << 20
@@ -76,6 +76,7 @@ class Http2Connection(Link):
         make_stream: returns a new stream of this connection; it accepts the arguments of `Http2Stream`.
         on_read: called after the streams have received the frames of one read.
         read_usual: checks and reads the headers of a usual call; it returns None for other headers.
+        streams_max: the number of streams that the client may open at a time.
 
     Attributes:
         peername: address and port of the client.
@@ -92,12 +93,14 @@ class Http2Connection(Link):
         clock: Clock,
         on_read: Callable[[], None] = lambda: None,
         read_usual: Callable[[Headers], GrpcHeaders | None] | None = None,
+        streams_max: int = GRPC_CALLS_MAX,
         **link: Unpack[LinkArguments],
     ) -> None:
         super().__init__(clock=clock, **link)
         self.loop = self._loop
         self._on_read = on_read
         self._read_usual = read_usual
+        self._streams_max = streams_max
         self.peername = ("0.0.0.0", 0)
         self.frame_bytes_max = FRAME_BYTES_MAX
         self.pending_bytes = 0
@@ -152,7 +155,7 @@ class Http2Connection(Link):
         if self.hops:
             self.peername = str(self.hops[-1]), int(self.peer.rpartition(":")[2])
         settings = (
-            (_MAX_STREAMS, STREAMS_MAX),
+            (_MAX_STREAMS, self._streams_max),
             (_INITIAL_WINDOW, STREAM_WINDOW),
             (_MAX_HEADER_LIST, _HEADER_BYTES_MAX),
         )
@@ -404,7 +407,7 @@ class Http2Connection(Link):
         # Set before the stream may be refused: the peer has opened it, so later frames on it are not an error.
         self._last_id = stream_id
         self._calls_left -= 1
-        if len(self._streams) >= STREAMS_MAX:
+        if len(self._streams) >= self._streams_max:
             self._count_labour()
             raise StreamError(ErrorCode.REFUSED_STREAM)
         usual = None if self._read_usual is None else self._read_usual(headers)

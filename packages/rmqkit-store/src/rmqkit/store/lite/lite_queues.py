@@ -197,11 +197,6 @@ class LiteQueues:
         slot = None if place is None else self.table.find(*place)
         return None if slot is None else LiteQueue(self, slot, topic)
 
-    @property
-    def is_full(self) -> bool:
-        """Return True if no further lite topic can be created."""
-        return len(self.table) >= LITE_TOPICS_MAX
-
     def of(self, slot: int) -> LiteQueue:
         """Return the queue of a slot."""
         return LiteQueue(self, slot, lite_queue(self.table.parent_of(slot).name, self.table.names[slot]))

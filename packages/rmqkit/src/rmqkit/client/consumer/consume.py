@@ -131,6 +131,8 @@ class ConsumeLater(Exception):
         messages: the messages of a batch that are delivered again; None means all. The others are acknowledged.
         delay: an exact delay instead of a level: seconds or a `timedelta`. Pushed messages wait in the timer of the
             broker, with a precision of seconds. A broker without a timer (4.x) uses the next longer delay level.
+        suspend: the delivery of a popped message does not count as a retry. A broker older than 5.5 counts it. For
+            pulled messages the option has no effect.
 
     Raises ValueError: both a delay and a level are set, or the level is negative.
     Raises TimeIllegal: the delay is not valid.
@@ -144,6 +146,7 @@ class ConsumeLater(Exception):
         messages: Collection[ReceivedMessage] | None = None,
         *,
         delay: Duration | None = None,
+        suspend: bool = False,
     ) -> None:
         if delay is not None and delay_level:
             raise ValueError(f"delay={delay!r} and delay_level={delay_level} cannot be combined: give one")
@@ -153,6 +156,7 @@ class ConsumeLater(Exception):
         super().__init__(f"to be consumed again {when}")
         self.delay_level = delay_level
         self.messages = messages
+        self.suspend = suspend
         self.delay_ms = None if delay is None else round(duration_ms(delay, "delay"))
 
 

@@ -122,12 +122,17 @@ class PopConsumer(PushConsumer):
         await self._pop_session.ack(messages)
 
     @keeps_open
-    async def change_invisible_time(self, message: ReceivedMessage, invisible_time: Duration) -> None:
+    async def change_invisible_time(
+        self, message: ReceivedMessage, invisible_time: Duration, *, suspend: bool = False
+    ) -> None:
         """Change the invisible time of a message: seconds or a `timedelta`. The message is delivered again after this
         time, unless you acknowledge it.
+
+        With ``suspend`` this delivery does not increase ``message.reconsume_times``: use it to put a message off
+        without a failure. Brokers older than 5.5 count the delivery.
         Raises ClientError: the message was not popped, or the time is not valid."""
         invisible_ms = round(duration_ms(invisible_time, "invisible_time"))
-        await self._pop_session.change_invisible_time(message, invisible_ms)
+        await self._pop_session.change_invisible_time(message, invisible_ms, suspend=suspend)
 
     def _check_started(self) -> None:
         if not self._is_in_handler:

@@ -53,7 +53,7 @@ from dataclasses import dataclass
 from rmqkit.client.consumer import allocate as strategies
 from rmqkit.client.consumer.allocate import Allocate
 from rmqkit.client.consumer.assignment import AssignedQueues, QueueOwner, Rebalance
-from rmqkit.client.consumer.consume import ConcurrentConsumeService
+from rmqkit.client.consumer.consume import ConcurrentConsumeService, ConsumeLater
 from rmqkit.client.consumer.context import ConsumerContext
 from rmqkit.client.consumer.group import GroupCoordinator
 from rmqkit.client.consumer.loop import PullLoop
@@ -120,9 +120,10 @@ class PopConsumeService(ConcurrentConsumeService):
 
     async def _retry_message(self, process_queue: ProcessQueue, message: ReceivedMessage, error: BaseException) -> None:
         level, chosen_ms = self._when(message, error)
+        suspends = isinstance(error, ConsumeLater) and error.suspend
         if not isinstance(process_queue, PopProcessQueue):
             await super()._retry_message(process_queue, message, error)
-        elif self._is_last(message, level):
+        elif self._is_last(message, level) and not suspends:
             await self._give_up(process_queue, message, self.reason_of(error, message))
         else:
             # Remove the message first, so that the session does not renew the invisible time that is set here.
@@ -131,7 +132,7 @@ class PopConsumeService(ConcurrentConsumeService):
             step = min(level or message.reconsume_times, len(BACK_OFF_SECONDS) - 1)
             invisible_ms = BACK_OFF_SECONDS[step] * 1000 if chosen_ms is None else chosen_ms
             try:
-                await process_queue.session.change_invisible_time(message, invisible_ms)
+                await process_queue.session.change_invisible_time(message, invisible_ms, suspend=suspends)
             except RmqError as failed:
                 _log.warning(
                     "message %s of %s is delivered again when its invisible time ends: %s",

@@ -286,12 +286,14 @@ class PopSession:
         while self._ackers:
             await asyncio.wait(list(self._ackers.values()))
 
-    async def change_invisible_time(self, message: ReceivedMessage, invisible_ms: int) -> None:
+    async def change_invisible_time(
+        self, message: ReceivedMessage, invisible_ms: int, *, suspend: bool = False
+    ) -> None:
         """Let the broker deliver a message again after ``invisible_ms``, unless the message is acknowledged before this
-        time.
+        time. With ``suspend`` this delivery does not count as a retry.
         Raises RemotingError, PeerRefused. Raises ClientError: the message was not popped."""
         receipt = receipt_of(message)
-        handle = await self._ask_invisible_time(receipt, invisible_ms)
+        handle = await self._ask_invisible_time(receipt, invisible_ms, suspend=suspend)
         # In ordered consumption, a change causes no second delivery, because only the newest handle exists.
         if not self.is_ordered and (renewed := receipt_of(message)) != receipt:
             self._ack_soon(renewed)  # renewed meanwhile: each change is a separate delivery
@@ -360,7 +362,7 @@ class PopSession:
             await asyncio.sleep(_ACK_PAUSE_MS / 1000.0)
         return None
 
-    async def _ask_invisible_time(self, receipt: Receipt, invisible_ms: int) -> PopHandle:
+    async def _ask_invisible_time(self, receipt: Receipt, invisible_ms: int, *, suspend: bool = False) -> PopHandle:
         handle, offset = receipt.handle, receipt.queue_offset
         header = ChangeInvisibleTimeRequest(
             consumer_group=self._group,
@@ -369,6 +371,7 @@ class PopSession:
             extra_info=encode_pop_handle(handle),
             offset=offset,
             invisible_time=invisible_ms,
+            suspend=suspend or None,
             bname=handle.broker_name,
         )
         answer = await self._runtime.calls.change_invisible_time(await self._address(receipt), header)
@@ -417,7 +420,9 @@ class PopSession:
 
     async def _release(self, messages: list[ReceivedMessage]) -> None:
         results = await asyncio.gather(
-            *(self.change_invisible_time(message, _RELEASE_MS) for message in messages), return_exceptions=True
+            # No handler has failed, so this redelivery must not bring the messages closer to the dead letters.
+            *(self.change_invisible_time(message, _RELEASE_MS, suspend=True) for message in messages),
+            return_exceptions=True,
         )
         for message, result in zip(messages, results, strict=True):
             self._stop_holding(message)

@@ -87,6 +87,13 @@ class GroupConfigList(Struct, rename="camel"):
     group_config_list: list[SubscriptionGroupConfig] = field(default_factory=list)
 
 
+class GroupNameList(Struct, rename="camel"):
+    """Body of DELETE_SUBSCRIPTION_GROUP_LIST. With ``clean_offset`` the offsets of the groups are deleted, too."""
+
+    group_name_list: list[str] = field(default_factory=list)
+    clean_offset: bool = False
+
+
 class GroupRequest(Struct, gc=False):
     """GET_SUBSCRIPTIONGROUP_CONFIG and QUERY_TOPICS_BY_CONSUMER."""
 
@@ -201,6 +208,8 @@ OPERATIONS = (
               response_body=SubscriptionGroupTable, is_reading=True),
     Operation(Code.DELETE_SUBSCRIPTIONGROUP, 2, BROKER, DeleteGroupRequest, right=Right("Delete", "groupName")),
     Operation(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, 2, BROKER, request_body=GroupConfigList),
+    Operation(Code.DELETE_SUBSCRIPTION_GROUP_LIST, 2, BROKER, request_body=GroupNameList,
+              right=Right("Delete", is_body=True)),
     Operation(Code.QUERY_TOPIC_CONSUME_BY_WHO, 2, BROKER, TopicRequest, response_body=GroupList,
               right=Right("Get", "topic"), is_reading=True),
     Operation(Code.QUERY_TOPICS_BY_CONSUMER, 2, BROKER, GroupRequest, response_body=TopicList,

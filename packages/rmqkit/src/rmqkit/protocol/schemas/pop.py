@@ -84,10 +84,12 @@ class ChangeInvisibleTimeRequest(AckMessageRequest, kw_only=True, gc=False):
 
 
 class NotificationRequest(PollingInfoRequest, kw_only=True, gc=False):
-    """NOTIFICATION, which waits until a message can be popped."""
+    """NOTIFICATION, which waits until a message can be popped. Requests since 5.5 have the filter of the pop."""
 
     poll_time: Int64
     born_time: Int64
+    exp_type: str | None = None
+    exp: str | None = None
     order: bool | None = None
     attempt_id: str | None = None
 
@@ -170,6 +172,7 @@ class PopCheckPoint(Struct, kw_only=True, gc=False):
         diffs: the offsets of the messages, relative to ``start_offset``.
         acked_bits: bit i is set if the message ``diffs[i]`` is acknowledged.
         tries: how often the check point was stored again because its messages could not be retried.
+        suspends: the redelivery of the messages does not count (5.5). Older brokers ignore the field.
     """
 
     # A Java int with one bit for each of at most 32 messages.
@@ -184,6 +187,7 @@ class PopCheckPoint(Struct, kw_only=True, gc=False):
     revive_time: Int64 = field(default=0, name="reviveTime")
     revive_offset: Int64 = field(default=0, name="ro")
     start_offset: Int64 = field(name="so")
+    suspends: bool | UnsetType | None = field(default=UNSET, name="sp")
     topic: str = field(name="t")
     tries: str | UnsetType | None = field(default=UNSET, name="rp")
 

@@ -281,6 +281,12 @@ class TopicList(Struct, rename="camel", omit_defaults=True):
     broker_addr: str | None = None
 
 
+class TopicNameList(Struct, rename="camel"):
+    """Body of DELETE_TOPIC_IN_BROKER_LIST."""
+
+    topic_list: list[str] = field(default_factory=list)
+
+
 # fmt: off
 OPERATIONS = (
     Operation(Code.UPDATE_AND_CREATE_TOPIC, 1, BROKER, CreateTopicRequest, right=Right("Create", "topic")),
@@ -295,6 +301,8 @@ OPERATIONS = (
     Operation(Code.WIPE_WRITE_PERM_OF_BROKER, 2, NAME_SERVER, BrokerNameRequest, WipeWritePermResponse),
     Operation(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, 2, NAME_SERVER, response_body=TopicList, is_reading=True),
     Operation(Code.DELETE_TOPIC_IN_BROKER, 2, BROKER, TopicRequest, right=Right("Delete", "topic")),
+    Operation(Code.DELETE_TOPIC_IN_BROKER_LIST, 2, BROKER, request_body=TopicNameList,
+              right=Right("Delete", is_body=True)),
     Operation(Code.DELETE_TOPIC_IN_NAMESRV, 2, NAME_SERVER, DeleteTopicRequest),
     Operation(Code.REGISTER_TOPIC_IN_NAMESRV, 2, NAME_SERVER, RegisterTopicRequest, request_body=TopicRoute),
     Operation(Code.GET_KVLIST_BY_NAMESPACE, 2, NAME_SERVER, KVNamespace, response_body=KVTable, is_reading=True),
