@@ -37,7 +37,7 @@ from rmqkit.protocol.codes import Int64
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.ids import decode_offset_id
-from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_light
+from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_light, split_lite_queue
 from rmqkit.protocol.operation import actions_of
 from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, REAL_TOPIC, find_property
 from rmqkit.protocol.record import Record
@@ -124,7 +124,7 @@ def _resources(field: str, flag: str, value: str | None) -> Iterator[str]:
         if "roup" in field:
             yield f"Group:{name}"
         elif flag == "=" or not name.startswith(RETRY_PREFIX):
-            yield f"Topic:{name}"
+            yield _topic(name)
         elif flag != "~":
             yield group_resource(name)
 
@@ -151,7 +151,7 @@ def _of_place(
         yield resource, actions
     else:
         names = filter(is_light, light.decode("utf-8", "replace").split(","))
-        yield (resource, *(f"Topic:{name}" for name in names)), actions
+        yield (resource, *map(_topic, names)), actions
 
 
 def _offset_in(message_id: str) -> int:
@@ -192,4 +192,10 @@ def _said(command: Command) -> Iterator[str]:
 
 
 def _topics(names: Iterable[str]) -> Iterator[str]:
-    return (f"Topic:{name}" for name in names if not name.startswith(RETRY_PREFIX))
+    return (_topic(name) for name in names if not name.startswith(RETRY_PREFIX))
+
+
+def _topic(name: str) -> str:
+    """Return the resource of a topic. A lite topic belongs to its parent."""
+    place = split_lite_queue(name) if is_light(name) else None
+    return f"Topic:{name if place is None else place[0]}"

@@ -47,7 +47,7 @@ from rmqkit.protocol.record import (
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, StoredSends, queue_tags_code
 from rmqkit.store.flush import Flusher
 from rmqkit.store.inner_message import InnerMessage, PutResult, PutStatus
-from rmqkit.store.lite.lite_queues import LITE_MARK, LITE_TOPICS_MAX, LiteQueue, LiteQueues
+from rmqkit.store.lite.lite_queues import LITE_MARK, LiteQueue, LiteQueues
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import SECTOR_BYTES
 from rmqkit.store.long_batch import LongBatch
@@ -192,9 +192,9 @@ class Appender:
         limits, count_max = self._settings.limits_light_queues, self._settings.light_queue_count_max
         if limits and too_many(self._queues, light, count_max):
             return "maxLmqConsumeQueueNum light queues exist"
-        count_max = count_max if limits else LITE_TOPICS_MAX
+        count_max = self._settings.lite_topic_count_max
         if len(self._lite.table) >= count_max and any(self._lite.queue(name) is None for name in lite):
-            return f"{count_max} lite topics exist"
+            return f"maxLiteTopicNum={count_max} lite topics exist"
         return ""
 
     def put_batch(self, message: InnerMessage) -> PutResult:

@@ -112,6 +112,15 @@ class StoreSettings(Struct, kw_only=True):
         int, Setting("maxLmqConsumeQueueNum", "maximum number of light queues, if enableLmqQuota is true", low=0)
     ] = 20_000
 
+    lite_topic_count_max: Annotated[
+        int,
+        Setting(
+            "maxLiteTopicNum",
+            "maximum number of lite topics, each of about 200 bytes of memory; messages to further ones are refused",
+            low=0,
+        ),
+    ] = 2_000_000
+
     # ---- index
     message_index_enable: Annotated[bool, Setting("messageIndexEnable", "index messages by key")] = True
     message_index_safe: Annotated[

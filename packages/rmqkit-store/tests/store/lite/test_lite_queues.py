@@ -13,7 +13,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from rmqkit.clock import Clock
 from rmqkit.protocol.names import lite_queue
 from rmqkit.protocol.properties import find_property
-from rmqkit.store import put
 from rmqkit.store import replica as replication
 from rmqkit.store.lite.entries import LITE_ENTRY
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
@@ -337,9 +336,8 @@ def test_apaches_folders_are_taken_over_and_removed_at_a_clean_stop(tmp_path):
             assert store.bounds(queue("gone"), 0) == (1, 1)
 
 
-def test_the_number_of_lite_topics_is_limited_for_new_names_only(tmp_path, monkeypatch):
-    with opened(tmp_path, SMALL) as store:
-        monkeypatch.setattr(put, "LITE_TOPICS_MAX", 2)
+def test_the_number_of_lite_topics_is_limited_for_new_names_only(tmp_path):
+    with opened(tmp_path, small_settings(lite_topic_count_max=2)) as store:
         put_all(store, lite("a"), lite("b"))
         assert store.put(lite("c")).status is PutStatus.LIGHT_QUEUES_EXCEEDED
         put_all(store, lite("a"))

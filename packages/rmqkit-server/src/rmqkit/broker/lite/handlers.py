@@ -38,11 +38,11 @@ from rmqkit.protocol.schemas.lite import (
     PopLiteMessageResponse,
 )
 from rmqkit.protocol.schemas.pop import AckMessageRequest, ChangeInvisibleTimeRequest, ChangeInvisibleTimeResponse
-from rmqkit.protocol.schemas.topics import Permission, TopicConfig
+from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import decode_body
 
-__all__ = ["LiteHandlers", "ack_lite", "change_lite", "is_lite_topic"]
+__all__ = ["LiteHandlers", "ack_lite", "change_lite"]
 
 _COUNT_MAX = 32
 _LATE_MS = 500
@@ -51,11 +51,6 @@ _NOTHING = "NO_MESSAGE_IN_QUEUE"
 _RESYNC = "resync"
 _JAVA_STATE = "java.lang.IllegalStateException: "
 _NO_ACK = "ack offset illegal."
-
-
-def is_lite_topic(config: TopicConfig | None) -> bool:
-    """Return True if a topic is a parent of lite topics."""
-    return config is not None and (config.attributes or {}).get("message.type") == "LITE"
 
 
 class LiteHandlers(Handlers[LiteContext]):
@@ -97,7 +92,7 @@ class LiteHandlers(Handlers[LiteContext]):
             return ResponseCode.TOPIC_NOT_EXIST, f"The topic {name} not exist, apply first please! {FAQ}"
         if not topic.perm & _READ:
             return ResponseCode.NO_PERMISSION, f"the topic[{name}] peeking message is forbidden"
-        if not is_lite_topic(topic):
+        if not topic.is_lite:
             return ResponseCode.INVALID_PARAMETER, f"the topic [{name}] message type not match"
         config = self._context.groups.get(group)
         if config is None:
@@ -196,21 +191,18 @@ class LiteHandlers(Handlers[LiteContext]):
             if client is not None:
                 self._lite.remove_client(group, client)
             return
+        if change.action == ADD and group.is_wildcard:
+            self._illegal("subscribe lite operation is not supported for this group")
         if client is None:
             client = group.clients[client_id] = LiteClient(client_id, connection)
-            is_new = True
-        else:
-            is_new = not client.accessed_ms
         client.connection, client.accessed_ms = connection, self._context.clock.now_ms()
         if change.action == ADD:
-            if group.is_wildcard:
-                self._illegal("subscribe lite operation is not supported for this group")
             self._check_quota(group, client, config, {*client.names, *names})
             self._add(group, client, config, names, change)
         elif change.action == REMOVE:
             self._remove(group, client, config, names)
         elif change.action == COMPLETE_ADD:
-            self._complete(group, client, config, names, is_new=is_new)
+            self._complete(group, client, config, names)
         else:
             remark = f"No enum constant org.apache.rocketmq.common.lite.LiteSubscriptionAction.{change.action}"
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, remark, self._ip)
@@ -291,18 +283,11 @@ class LiteHandlers(Handlers[LiteContext]):
             if group.unsubscribe(client, name) and resets:
                 self._reset_to_first(group, name)
 
-    def _complete(
-        self,
-        group: LiteGroup,
-        client: LiteClient,
-        config: SubscriptionGroupConfig,
-        names: set[str],
-        *,
-        is_new: bool,
-    ) -> None:
+    def _complete(self, group: LiteGroup, client: LiteClient, config: SubscriptionGroupConfig, names: set[str]) -> None:
         """Make the lite topics of a client equal to a set, without those that another client has taken."""
         if group.is_wildcard:
-            if is_new:
+            if not client.has_joined:
+                client.has_joined = True
                 self._lite.mark_all(group)
             return
         if names == client.names and not client.tombstones:
@@ -327,11 +312,9 @@ class LiteHandlers(Handlers[LiteContext]):
 
 
 def ack_lite(context: LiteContext, header: AckMessageRequest) -> Refusal:
-    """Acknowledge a message of a lite topic. Return code and remark of the answer."""
-    found = _lite_group(context, header)
-    if isinstance(found, tuple):
-        return found
-    lite, group, name = found
+    """Acknowledge a message of a lite topic. Return code and remark of the answer.
+    Raises PeerRefused: the group is not bound to the topic."""
+    lite, group, name = _lite_group(context, header)
     queue = lite.queue(group.parent, name)
     if queue is not None and header.offset > queue.max_offset:
         return ResponseCode.NO_MESSAGE, _NO_ACK
@@ -348,12 +331,10 @@ def ack_lite(context: LiteContext, header: AckMessageRequest) -> Refusal:
 def change_lite(
     context: LiteContext, header: ChangeInvisibleTimeRequest
 ) -> tuple[Refusal, ChangeInvisibleTimeResponse]:
-    """Set the time at which a message of a lite topic is delivered again. Return the answer."""
+    """Set the time at which a message of a lite topic is delivered again. Return the answer.
+    Raises PeerRefused: the group is not bound to the topic."""
     nothing = ChangeInvisibleTimeResponse()
-    found = _lite_group(context, header)
-    if isinstance(found, tuple) and len(found) == 2:
-        return found, nothing
-    lite, group, name = found
+    lite, group, name = _lite_group(context, header)
     handle = decode_pop_handle(header.extra_info)
     try:
         visible_at = lite.change(
@@ -369,11 +350,12 @@ def change_lite(
     return (ResponseCode.SUCCESS, ""), answer
 
 
-def _lite_group(context: LiteContext, header: AckMessageRequest) -> Refusal | tuple[LiteService, LiteGroup, str]:
-    config = context.groups.get(header.consumer_group)
-    if config is None or context.lite is None or _binding(config) != header.topic or not header.lite_topic:
-        return ResponseCode.INVALID_PARAMETER, "group type or bind topic not match."
-    return context.lite, context.lite.group(header.consumer_group, config), header.lite_topic
+def _lite_group(context: LiteContext, header: AckMessageRequest) -> tuple[LiteService, LiteGroup, str]:
+    config, lite, name = context.groups.get(header.consumer_group), context.lite, header.lite_topic
+    if config is None or lite is None or name is None or _binding(config) != header.topic:
+        remark = "group type or bind topic not match."
+        raise PeerRefused(ResponseCode.INVALID_PARAMETER, remark, context.settings.broker_ip1)
+    return lite, lite.group(header.consumer_group, config), name
 
 
 def _binding(config: SubscriptionGroupConfig) -> str | None:

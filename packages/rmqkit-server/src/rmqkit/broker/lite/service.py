@@ -21,8 +21,7 @@ import asyncio
 import heapq
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from msgspec import Struct
@@ -36,13 +35,14 @@ from rmqkit.broker.statistics import Statistics
 from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
-from rmqkit.protocol.names import lite_queue, split_lite_queue
+from rmqkit.protocol.names import is_light, lite_queue, split_lite_queue
 from rmqkit.protocol.record import record_properties
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.lite.lite_queues import LiteQueue
 from rmqkit.store.message_store import DispatchRequest, MessageStore
 from rmqkit.store.queues.table import light_numbers
+from rmqkit.store.settings import StoreSettings
 
 __all__ = ["LITE_REVIVE_QUEUE", "AckRefused", "LiteContext", "LiteService", "PoppedLite"]
 
@@ -63,6 +63,7 @@ class LiteContext(Protocol):
     settings: BrokerSettings
     statistics: Statistics
     store: MessageStore
+    store_settings: StoreSettings
     topics: TopicTable
 
 
@@ -147,10 +148,11 @@ class LiteService:
         if known is not None:
             self._by_parent[known.parent].remove(known)
 
-    def delete_group(self, name: str) -> None:
-        """Forget a group that was deleted, with its offsets."""
-        self.forget_group(name)
-        self.offsets.forget_group(name)
+    def delete_groups(self, names: Iterable[str]) -> None:
+        """Forget groups that were deleted, with their offsets."""
+        for name in names:
+            self.forget_group(name)
+            self.offsets.forget_group(name)
 
     def bound_to(self, parent: str) -> list[str]:
         """Return the names of the groups that are bound to a parent topic, by their configuration."""
@@ -315,6 +317,8 @@ class LiteService:
         if first is None:
             del group.batches[slot]
             self.mark(group, name)
+        elif first > number:  # the batch may be free earlier, or now
+            self._plan(group, slot, batch)
 
     def change(
         self, group: LiteGroup, name: str, number: int, pop_time: int, invisible_ms: int, *, suspends: bool
@@ -340,6 +344,28 @@ class LiteService:
             group.batches.pop(slot, None)
             self.offsets.commit(group.name, slot, number)
             self.mark(group, name)
+
+    def committed(self, group: str, light: str) -> int | None:
+        """Return the offset of a lite group in a light queue; None if the group or the queue is no lite one, or if
+        there is no offset."""
+        slot = self._slot_of(group, light)
+        offset = -1 if slot is None else self.offsets.get(group, slot)
+        return offset if offset >= 0 else None
+
+    def commit(self, group: str, light: str, offset: int) -> bool:
+        """Set the offset of a lite group in a light queue. Return False if the group or the queue is no lite one."""
+        slot = self._slot_of(group, light)
+        if slot is None:
+            return False
+        self.offsets.commit(group, slot, offset)
+        return True
+
+    def _slot_of(self, group: str, light: str) -> int | None:
+        place = split_lite_queue(light) if is_light(light) else None
+        config = self._configs.stored.subscription_group_table.get(group) if place is not None else None
+        if place is None or config is None or (config.attributes or {}).get(BINDING) != place[0]:
+            return None
+        return self._table.find(*place)
 
     def queue(self, parent: str, name: str) -> LiteQueue | None:
         """Return the queue of a lite topic, or None."""
@@ -393,6 +419,3 @@ class LiteService:
 def _number(record: memoryview, parent: str, light: str) -> int:
     """Return the number of a stored record in a light queue."""
     return light_numbers(parent, record_properties(record))[light]
-
-
-Retry = Callable[[bool], None]

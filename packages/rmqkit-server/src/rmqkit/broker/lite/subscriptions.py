@@ -18,7 +18,7 @@ Source: lite.md §1, §2, §6.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from rmqkit.broker.lite.batches import LiteBatch
@@ -58,11 +58,12 @@ class LiteClient:
         dirty: lite topics that may have messages for it, in the order in which they got them.
         tombstones: lite topics that another client of an exclusive group has taken.
         waiting: its pops that wait, oldest first.
+        has_joined: whether a client of a wildcard group has requested all lite topics.
         accessed_ms: wall time of its newest subscription request. A pop does not count.
         consumed_ms: wall time of its newest pop that found messages, 0 without one.
     """
 
-    __slots__ = ("accessed_ms", "client_id", "connection", "consumed_ms", "dirty", "names", "tombstones", "waiting")
+    __slots__ = tuple("accessed_ms client_id connection consumed_ms dirty has_joined names tombstones waiting".split())
 
     def __init__(self, client_id: str, connection: Connection) -> None:
         self.client_id = client_id
@@ -71,6 +72,7 @@ class LiteClient:
         self.dirty: dict[str, None] = {}
         self.tombstones: set[str] = set()
         self.waiting: dict[WaitingLitePop, None] = {}
+        self.has_joined = False
         self.accessed_ms = 0
         self.consumed_ms = 0
 
@@ -143,12 +145,12 @@ class LiteGroup:
             self.unsubscribe(client, name)
         self.clients.pop(client.client_id, None)
 
-    def mark(self, name: str) -> Iterator[LiteClient]:
-        """Mark a lite topic as dirty. Yield the clients that may be woken."""
+    def mark(self, name: str) -> Collection[LiteClient]:
+        """Mark a lite topic as dirty. Return the clients that may be woken."""
+        clients = self.subscribers(name)
         if self.is_wildcard:
             self.dirty[name] = None
-            yield from self.clients.values()
-            return
-        for client in self.subscribers(name):
+            return clients
+        for client in clients:
             client.dirty[name] = None
-            yield client
+        return clients

@@ -27,6 +27,7 @@ from rmqkit.broker.handlers import (
     answers,
     by_global_number,
     needs_parser,
+    of_lite_topic,
     when_prepared,
 )
 from rmqkit.broker.older import Fetched, Missing, OlderMessages, read_when_fetched
@@ -139,6 +140,7 @@ class PullHandlers(Handlers[PullContext]):
             header = decode_header(command, PullMessageRequest)
         except HeaderError:
             header = decode_header_leniently(command, PullMessageRequest, missing=_MAY_MISS, drops_unreadable=False)
+        header = of_lite_topic(header)
         if header.expression_type == SQL92 and needs_parser():
             return when_prepared(connection, lambda: self._pull(connection, command, header, may_hold=True))
         return self._pull(connection, command, header, may_hold=True)

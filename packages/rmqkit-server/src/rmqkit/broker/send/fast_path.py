@@ -43,6 +43,7 @@ _NOT_PLAIN = (
     property_names.TRANSACTION_PREPARED,
     property_names.POP_CHECK_POINT,
     property_names.INNER_MULTI_DISPATCH,
+    property_names.LITE_TOPIC,
     property_names.PRIORITY,
 )
 _NOT_TIMED = (
@@ -157,7 +158,12 @@ class FastPath:
             return 0
         # A static topic numbers its queues over several brokers. Messages that are sent directly to a delay topic must
         # not be timed.
-        if name in names.FORBIDDEN_TO_SEND or name in SCHEDULED or name in self._topics.static.local:
+        if (
+            names.split_lite_queue(name)
+            or name in names.FORBIDDEN_TO_SEND
+            or name in SCHEDULED
+            or name in self._topics.static.local
+        ):
             return 0
         if settings.accept_sends_from_ms and self._clock.now_ms() < settings.accept_sends_from_ms:
             return 0

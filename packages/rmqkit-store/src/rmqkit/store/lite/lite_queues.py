@@ -46,7 +46,7 @@ from rmqkit.store.queues.queue_ext import ExtUnit
 if TYPE_CHECKING:
     from rmqkit.store.dispatcher import DispatchRequest
 
-__all__ = ["EPOCH_MARK", "LITE_MARK", "LITE_TOPICS_MAX", "LiteQueue", "LiteQueues"]
+__all__ = ["EPOCH_MARK", "LITE_MARK", "LiteQueue", "LiteQueues"]
 
 _log = logging.getLogger(__name__)
 LITE_MARK = f"{LITE_TOPIC}\x01".encode()
@@ -55,8 +55,6 @@ _EPOCH_NAME = LITE_EPOCH.encode()
 _pack = LITE_ENTRY.pack
 _MINUTE_MS = 60_000
 _COMPACTED_AT = 1024
-LITE_TOPICS_MAX = 2_000_000
-"""Maximum number of lite topics of a store, expired ones included: 400 MB of memory."""
 _SAVED_MAX = 5000
 """Maximum number of rows that one `LiteQueues.save` writes, which takes some milliseconds."""
 

@@ -53,6 +53,7 @@ class PullMessageRequest(Struct, rename="camel", gc=False):
     bname: str | None = None
     request_source: Int32 | None = None
     proxy_froward_client_id: str | None = None  # the reference's spelling
+    lite_topic: str | None = None
 
 
 class PullMessageResponse(Struct, rename="camel", gc=False):
