@@ -294,6 +294,8 @@ def test_every_code_the_broker_answers_is_compared() -> None:
         Code.UPDATE_AND_CREATE_STATIC_TOPIC,
         *(Code.GET_ALL_DELAY_OFFSET, Code.GET_ALL_MESSAGE_REQUEST_MODE),
         *(Code.GET_TIMER_CHECK_POINT, Code.GET_TIMER_METRICS),
+        # Requests since 5.5.1.
+        *(Code.DELETE_TOPIC_IN_BROKER_LIST, Code.DELETE_SUBSCRIPTION_GROUP_LIST),
     }
     # They have no fields, and their answers are about the process and the present time.
     assert served - asked == {Code.GET_BROKER_RUNTIME_INFO, Code.GET_BROKER_CONFIG}

@@ -44,6 +44,7 @@ def test_committed_offsets_survive_a_restart(tmp_path):
     stored = loads((tmp_path / "store/config/consumerOffset.json").read_bytes())
     assert stored["offsetTable"] == {"T@g": {"0": 3}}
     assert stored["groupTopicMap"] == {"g": ["T"]}
+    assert "pullOffsetTable" not in stored
 
 
 async def test_without_a_committed_offset_the_rule_of_the_first_message_holds(cluster):

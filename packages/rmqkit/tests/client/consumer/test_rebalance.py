@@ -127,6 +127,31 @@ async def test_what_cannot_be_found_out_leaves_everything_as_it_is(code):
         assert it.owner.changes == []
 
 
+@pytest.mark.parametrize("is_refused", [True, False])
+async def test_an_empty_list_of_members_takes_no_queue_away(is_refused):
+    async with Group(0, 1) as it:
+        it.members(own=False)
+        if is_refused:  # a broker that does not know the group
+            it.cluster.broker.answer(MEMBERS, refused(1))
+        assert not await it.rebalance.share_out(["T"]), "there is more to do"
+        assert it.owner.changes == []
+
+
+@pytest.mark.parametrize("allocate", [averagely, None])
+async def test_an_empty_list_of_queues_takes_no_queue_away(allocate):
+    async with Group(0, 1, allocate=allocate) as it:
+        it.members()
+        it.cluster.topic("T", queues=0)
+        await it.runtime.routes.refresh("T")
+        assert it.runtime.routes.subscribe_queues("T") == []
+        assert await it.rebalance.share_out(["T"])
+        assert it.owner.changes == []
+        it.cluster.topic("T", queues=1)
+        await it.runtime.routes.refresh("T")
+        assert await it.rebalance.share_out(["T"])
+        assert it.owner.changes == [([], [1], False)]
+
+
 async def test_a_client_the_broker_does_not_know_says_hello_and_asks_again():
     async with Group() as it:
         assert not it.cluster.heartbeats

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -173,8 +173,9 @@ async def test_without_a_stored_half_message_nothing_runs_and_nothing_ends():
         async with producer:
             with pytest.raises(SendFailed):
                 await producer.send_in_transaction(Message(topic="T", body=b"x"))
-            with pytest.raises(MessageIllegal, match="in a transaction cannot have a delay_level"):
-                await producer.send_in_transaction(Message(topic="T", body=b"x", delay_level=1))
+            for delay in ({"delay_level": 1}, {"delay": 1}, {"deliver_at": datetime.now(UTC)}):
+                with pytest.raises(MessageIllegal, match="in a transaction cannot have a delay, brokers drop it"):
+                    await producer.send_in_transaction(Message(topic="T", body=b"x", **delay))
             with pytest.raises(MessageIllegal, match="in a transaction cannot have a priority"):
                 await producer.send_in_transaction(Message(topic="T", body=b"x", priority=1))
         assert cluster.broker.asked(END) == []

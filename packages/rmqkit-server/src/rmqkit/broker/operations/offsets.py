@@ -148,8 +148,10 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
     async def all_offsets(self, connection: Connection, command: Command) -> Command:
         """Return the offsets of all groups. Slaves copy them."""
+        contents = self._context.offsets.contents
+        contents.pull_offset_table = {}
         # Encode the copy in a thread: Java's JSON of a large table takes seconds.
-        return reply(command, body=await asyncio.to_thread(fastjson.dumps, self._context.offsets.contents))
+        return reply(command, body=await asyncio.to_thread(fastjson.dumps, contents))
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def delay_offsets(self, connection: Connection, command: Command) -> Command:

@@ -255,7 +255,7 @@ class OffsetTable(LazyTable):
             contents.data_version,
             contents.group_topic_map,
             {key: queues for key, queues in contents.offset_table.items() if key not in light},
-            {key: contents.offset_table[key].get(0, 0) for key in light},
+            lmq_offset_table={key: contents.offset_table[key].get(0, 0) for key in light},
         )
 
     @property

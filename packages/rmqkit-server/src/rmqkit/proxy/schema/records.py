@@ -61,7 +61,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_HEAD_BYTES = 10
 _GZIP_END = struct.Struct("<II")
 _ZLIB_HEAD = b"\x78\x9c"
-_TYPES = {"NORMAL": 1, "FIFO": 2, "DELAY": 3, "TRANSACTION": 4}
+_TYPES = {"NORMAL": 1, "FIFO": 2, "DELAY": 3, "TRANSACTION": 4, "PRIORITY": 6}
 TRANSACTION_TYPE = 4
 _DELAYS = (property_names.DELAY, property_names.TIMER_DELIVER_MS, "TIMER_DELAY_MS", "TIMER_DELAY_SEC")
 

@@ -80,12 +80,13 @@ class Rebalance:
         is_complete, is_shared = True, False
         held = self._owner.held_queues()
         for topic in topics:
+            kept = {queue for queue in held if queue.topic == topic}
             try:
-                queues, members = await self._queues_of(topic)
+                queues, members = await self._queues_of(topic, kept)
             except RmqError as error:
                 _log.info("keeping the queues of topic %s for group %s: %s", topic, self._group, error)
                 # Keep our queues. If we gave them up because one broker did not answer, their consumption would stop.
-                wanted |= {queue for queue in held if queue.topic == topic}
+                wanted |= kept
                 is_complete = False
             else:
                 wanted |= queues
@@ -96,19 +97,24 @@ class Rebalance:
             await self._owner.change_queues(taken, given_up, is_shared=is_shared)
         return is_complete
 
-    async def _queues_of(self, topic: str) -> tuple[set[MessageQueue], int]:
+    async def _queues_of(self, topic: str, held: set[MessageQueue]) -> tuple[set[MessageQueue], int]:
         """Return this member's queues of a topic, and the number of clients in the group.
 
-        A topic that does not exist has no queues.
+        An empty list of queues or members is no reason to give up the ``held`` queues of the topic: a restarted name
+        server or broker does not know them yet. Clients of 5.5 have the same rule.
         """
         queues = self._runtime.routes.subscribe_queues(topic)
-        if not queues or self._allocate is None:
+        if not queues:
+            return held, 1
+        if self._allocate is None:
             return set(queues), 1
         client_ids = await self._client_ids(topic)
         own_id = self._runtime.client_id
         if own_id not in client_ids:  # the broker does not know this client
             await self._runtime.heartbeat()
             client_ids = await self._client_ids(topic)
+        if not client_ids:
+            return held, 0
         if own_id not in client_ids:
             # An assignment computed without this client would leave queues without a client. Take no queues, and retry
             # in a second.

@@ -232,10 +232,10 @@ class BrokerRebalance(Rebalance):
         self._strategy = _STRATEGIES.get(context.allocate)
         self._retried: set[str] = set()
 
-    async def _queues_of(self, topic: str) -> tuple[set[MessageQueue], int]:
+    async def _queues_of(self, topic: str, held: set[MessageQueue]) -> tuple[set[MessageQueue], int]:
         readable = self._runtime.routes.subscribe_queues(topic)
         if not readable:
-            return set(), 1
+            return held, 1
         if self._only_pops and self._session.is_ordered:
             return self._with_modes(topic, set(), set(readable))
         assigned = await self._ask(topic)
@@ -244,7 +244,7 @@ class BrokerRebalance(Rebalance):
             everywhere = {MessageQueue(topic, queue.broker_name, ANY_QUEUE) for queue in readable}
             return self._with_modes(topic, set(), popped or everywhere)
         if assigned is None:
-            queues, members = await super()._queues_of(topic)
+            queues, members = await super()._queues_of(topic, held)
             wanted, is_settled = self._with_modes(topic, queues, set())
             return wanted, members if is_settled else 0
         pulled = {one.message_queue for one in assigned} - popped
@@ -259,7 +259,7 @@ class BrokerRebalance(Rebalance):
             # next rebalance.
             self._retried.discard(topic)
             self._owner.unsubscribe(retry)
-            return {queue for queue in self._owner.held_queues() if queue.topic == topic}, 0
+            return held, 0
         return self._with_modes(topic, pulled, popped)
 
     async def _ask(self, topic: str) -> list[Assignment] | None:

@@ -156,7 +156,7 @@ class TransactionProducer(Producer):
                 long. The default is the broker's ``transactionTimeOut`` (6 s). If ``execute`` returns later, its
                 outcome has no effect, and only the result of ``check`` is used.
 
-        Raises MessageIllegal: the same as for `send`, or the message has a delay level or a priority, or
+        Raises MessageIllegal: the same as for `send`, or the message has a delay or a priority, or
         ``check_after`` is out of bounds.
         Raises NoRoute, PeerRefused, SendFailed, ClientError: the same as for `send`; the local transaction did not
         run."""
@@ -197,9 +197,9 @@ class TransactionProducer(Producer):
         """Store a message for a transaction that is ended elsewhere (END_TRANSACTION). The message is invisible to
         consumers.
         Raises MessageIllegal, NoRoute, PeerRefused, SendFailed, ClientError: the same as for `send_in_transaction`."""
-        if message.delay_level:
+        if message.is_delayed:
             where = f"message for topic {message.topic} in a transaction"
-            raise MessageIllegal(f"{where} cannot have a delay_level: leave it out")
+            raise MessageIllegal(f"{where} cannot have a delay, brokers drop it: leave it out")
         if message.priority is not None:
             where = f"message for topic {message.topic} in a transaction"
             raise MessageIllegal(f"{where} cannot have a priority, brokers drop it: leave it out")

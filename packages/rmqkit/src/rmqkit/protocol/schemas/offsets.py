@@ -74,11 +74,13 @@ class StoreTimeResponse(Struct, gc=False):
 
 
 class ConsumerOffsets(Struct, rename="camel"):
-    """Response to GET_ALL_CONSUMER_OFFSET: ``topic@group`` → queue id → offset. 4.x sends only the table."""
+    """Response to GET_ALL_CONSUMER_OFFSET: ``topic@group`` → queue id → offset. 4.x sends only the table. 5.5 also
+    sends a ``pull_offset_table``. rmqkit does not share pulled offsets, so its table is empty."""
 
     data_version: DataVersion | UnsetType = UNSET
     group_topic_map: dict[str, list[str]] | UnsetType = UNSET
     offset_table: dict[str, dict[Int32, Int64]] = field(default_factory=dict)
+    pull_offset_table: dict[str, dict[Int32, Int64]] | UnsetType = UNSET
 
 
 class LightOffsets(ConsumerOffsets, rename="camel"):
