@@ -109,6 +109,7 @@ class PutResult(Struct, gc=False):
         queue_offset: number of the message in its queue, or of the first message of a batch.
         physical_offsets: the offset of each message of a batch.
         light_offset: number of the message in its first light queue, -1 without one.
+        lite_epoch: life of the message's lite topic; 0 without one.
         reason: the reason of a refusal.
     """
 
@@ -119,4 +120,5 @@ class PutResult(Struct, gc=False):
     store_timestamp: int = 0
     physical_offsets: Sequence[int] = ()
     light_offset: int = -1
+    lite_epoch: int = 0
     reason: str = ""

@@ -180,6 +180,7 @@ class Appender:
             numbers = [one.next_offset for one in light]
             appended = self._append(queue, msgspec.structs.replace(message, string=properties))
             appended.light_offset = numbers[0]
+            appended.lite_epoch = max((one.epoch for one in light if isinstance(one, LiteQueue)), default=0)
         for one in light:
             if isinstance(one, LiteQueue):
                 one.put(is_stored=appended.status is PutStatus.OK)

@@ -217,8 +217,8 @@ class SendHandlers(Handlers[SendContext]):
         }
         if property_names.TIMER_OUT_MS in kept.parsed:
             self._add_recall_handle(answer, kept)
-        if put.light_offset >= 0 and property_names.LITE_TOPIC in kept.parsed:
-            answer["liteOffset"] = str(put.light_offset)
+        if put.lite_epoch:
+            answer |= {"liteOffset": str(put.light_offset), "liteEpoch": str(put.lite_epoch)}
         return self._answer(connection, command, put, answer, waits=waits)
 
     def _scheduled(self, message: InnerMessage) -> InnerMessage | Refusal:
@@ -333,6 +333,8 @@ class SendHandlers(Handlers[SendContext]):
             queue_offset=put.queue_offset,
             transaction_id=unique_key,
             batch_uniq_id=unique_key if self._context.topics.is_batch_topic(message.topic) else None,
+            lite_offset=put.light_offset if put.lite_epoch else None,
+            lite_epoch=put.lite_epoch or None,
         )
         answer_fields = header_fields(answer) | self._answer_fields
         return self._answer(connection, command, put, answer_fields, waits=waits)
