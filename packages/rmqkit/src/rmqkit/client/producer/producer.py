@@ -131,7 +131,8 @@ class Producer(Client):
             if self._is_started:
                 return await self._accumulator.send(sized, queue)
         prepared = self._prepare(message)
-        if queue is not None or selector is not None or message.sharding_key is not None:
+        is_keyed = message.sharding_key is not None or message.lite_topic is not None
+        if queue is not None or selector is not None or is_keyed:
             with reporting_failure(prepared):
                 queue = await self._chosen(message, queue, selector)
         return await self._sender.send(prepared, timeout_ms=self._time(timeout), queue=queue)

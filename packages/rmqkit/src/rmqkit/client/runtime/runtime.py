@@ -346,6 +346,12 @@ class ClientRuntime:
             else:
                 self.absences.answers(address)
 
+    async def master_addresses(self) -> list[str]:
+        """Return the addresses of all registered masters. Raises NoRoute: no name server answers."""
+        found = await self._name_servers.brokers()
+        table = {} if found is None else found.broker_addr_table
+        return [address for one in table.values() if (address := one.broker_addrs.get(MASTER_ID)) is not None]
+
     def _broker_addresses(self) -> list[str]:
         """Return the addresses to which heartbeats are sent."""
         return [

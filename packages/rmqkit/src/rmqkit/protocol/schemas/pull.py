@@ -37,8 +37,8 @@ class ForbiddenType(enum.IntEnum):
 
 class PullMessageRequest(Struct, rename="camel", gc=False):
     """A pull of a queue from an offset, with limits and the time to wait for a message (``suspend_timeout_millis``).
-    ``lite_topic``: the lite topic to read instead of a queue. ``lite_epoch``: the life of the lite topic that the offset
-    belongs to; a broker of rmqkit refuses the pull if this life is over."""
+    ``lite_topic``: the lite topic to read instead of a queue. ``lite_epoch``: the life of the lite topic to which the
+    offset belongs; a broker of rmqkit refuses the pull if this life is over."""
 
     consumer_group: str
     topic: str
