@@ -124,7 +124,7 @@ class FastPath:
         if durability is not None and (durability.is_full or durability.lacks_replicas or sends.waits_not):
             return False
         for topic, queue_id, _, _ in sends.queues:
-            if queue_id >= self._queue_count(topic):
+            if queue_id >= self._queue_count(topic, is_batch=sends.is_batch):
                 return False
         try:
             # `_keep` changes the messages to store, not the chunk. If the messages are handled one by one, they are
@@ -147,12 +147,14 @@ class FastPath:
         durability.hold(end_offset, release, answers=len(sends.opaques))
         return True
 
-    def _queue_count(self, name: str) -> int:
+    def _queue_count(self, name: str, *, is_batch: bool) -> int:
         """Return the number of queues for plain sends of a topic. The number is 0 if messages have to be handled one by
         one, because `SendChecks.topic_of` refuses them, or because the topic needs more than storing."""
         topic, settings = self._topics.get(name), self._settings
         # Leave a missing topic to the handler: it creates the topic and answers when the name servers know the topic.
         if topic is None or topic.topic_filter_type == "MULTI_TAG":
+            return 0
+        if is_batch and topic.is_lite:  # its messages may be in a lite topic: the reader looks only at single sends
             return 0
         if topic.attributes and not topic.attributes.keys() <= _HARMLESS:
             return 0
