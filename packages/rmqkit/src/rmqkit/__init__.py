@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 __path__ = extend_path(__path__, __name__)
 
 if TYPE_CHECKING:
+    from rmqkit import streams as streams
     from rmqkit import sync as sync
     from rmqkit.client.connect import ConnectedClients as ConnectedClients
     from rmqkit.client.connect import connect as connect
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from rmqkit.client.consumer.pull import PullResult as PullResult
     from rmqkit.client.consumer.push import PushConsumer as PushConsumer
     from rmqkit.client.consumer.retry import Retry as Retry
+    from rmqkit.client.lite.consumer import Last as Last
+    from rmqkit.client.lite.consumer import LiteConsumer as LiteConsumer
+    from rmqkit.client.lite.consumer import LiteMessage as LiteMessage
     from rmqkit.client.observe.hooks import ConsumeOutcome as ConsumeOutcome
     from rmqkit.client.observe.hooks import Consumption as Consumption
     from rmqkit.client.observe.hooks import Hook as Hook
@@ -96,6 +100,7 @@ rmqkit.client.consumer.consume ConsumeLater Reject
 rmqkit.client.consumer.dedupe RedisDedupe SqliteDedupe
 rmqkit.client.consumer.retry Retry
 rmqkit.client.observe.hooks ConsumeOutcome Consumption Hook Recall SendOutcome Sending TransactionEnd
+rmqkit.client.lite.consumer Last LiteConsumer LiteMessage
 rmqkit.client.pop.consumer PopConsumer
 rmqkit.client.producer.producer Producer
 rmqkit.client.consumer.pull PullConsumer PullResult
@@ -120,6 +125,7 @@ rmqkit.protocol.message Message ReceivedMessage
 _SUBMODULES = {
     "allocate": "rmqkit.client.consumer.allocate",
     "selectors": "rmqkit.client.producer.selectors",
+    "streams": "rmqkit.streams",
     "sync": "rmqkit.sync",
 }
 _HOMES = {name: module for module, *names in map(str.split, _MODULES.strip().splitlines()) for name in names}

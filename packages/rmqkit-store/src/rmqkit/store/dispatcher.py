@@ -26,11 +26,10 @@ from itertools import islice, starmap, takewhile
 from typing import overload
 
 import msgspec
-from msgspec import Struct
 
 from rmqkit.protocol.core import Sends
 from rmqkit.protocol.names import SCHEDULE_TOPIC, split_lite_queue
-from rmqkit.protocol.properties import Keys, encoded_tags_code, find_property
+from rmqkit.protocol.properties import encoded_tags_code, find_property
 from rmqkit.protocol.record import (
     INNER_BATCH,
     TRANSACTION_COMMIT,
@@ -39,12 +38,14 @@ from rmqkit.protocol.record import (
     TRANSACTION_ROLLBACK,
     Record,
 )
+from rmqkit.store.dispatch_request import DispatchRequest
 from rmqkit.store.index.index import KeyRows, MessageIndex
+from rmqkit.store.light import light_numbers
 from rmqkit.store.lite.lite_queues import LITE_MARK, LiteQueues
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
-from rmqkit.store.queues.table import ConsumeQueues, light_numbers, topic_fault
+from rmqkit.store.queues.table import ConsumeQueues, topic_fault
 from rmqkit.store.settings import delivery_time
 
 __all__ = ["DispatchRequest", "Dispatcher", "StoredSends", "batch_count", "queue_tags_code", "request_of"]
@@ -60,33 +61,6 @@ milliseconds.
 _RETRY_MS = 1000
 _NOT_PLAIN = TRANSACTION_MASK | INNER_BATCH
 _PLAIN = frozenset((0, TRANSACTION_COMMIT))
-
-
-class DispatchRequest(Struct, gc=False):
-    """A record with the facts that queues, index and owner need (``DispatchRequest``).
-
-    Attributes:
-        queue_offset: number of the message in its queue; for an inner batch, the number of the first message.
-        tags_code: hash of the tags, or the delivery time in the delay topic.
-        physical_offset, size: place of the record in the log, in bytes.
-        properties: the stored property string.
-        batch_count: number of messages in an inner batch.
-        keys, hashes: the index keys, or their hashes (4 bytes each in the machine's byte order), if the put knew
-            them. Otherwise the index reads the keys from ``properties``.
-    """
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    tags_code: int
-    store_timestamp: int
-    physical_offset: int
-    size: int
-    sys_flag: int
-    properties: bytes
-    batch_count: int = 1
-    keys: Keys | None = None
-    hashes: bytes | None = None
 
 
 class StoredSends(Sequence[DispatchRequest]):

@@ -33,6 +33,7 @@ from rmqkit.store.flush import Flusher
 from rmqkit.store.index.file import keys_of
 from rmqkit.store.index.index import KeyQuery, MessageIndex
 from rmqkit.store.inner_message import InnerMessage, PutResult, PutStatus
+from rmqkit.store.light import light_numbers
 from rmqkit.store.lite.entries import LITE_ENTRY
 from rmqkit.store.lite.lite_queues import LiteQueue, LiteQueues
 from rmqkit.store.log.checkpoint import Checkpoint
@@ -45,7 +46,7 @@ from rmqkit.store.queue_recovery import enter_lite, mend_after_crash, mend_queue
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.queue_ends import QueueEnds
-from rmqkit.store.queues.table import ConsumeQueues, DeletedTopics, light_numbers, whole
+from rmqkit.store.queues.table import ConsumeQueues, DeletedTopics, whole
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
 from rmqkit.store.replica import IS_REPLICA, Replica, log_part
 from rmqkit.store.retention import Retention, RetentionRound, used_percent

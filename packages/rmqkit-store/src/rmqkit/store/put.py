@@ -47,6 +47,7 @@ from rmqkit.protocol.record import (
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, StoredSends, queue_tags_code
 from rmqkit.store.flush import Flusher
 from rmqkit.store.inner_message import InnerMessage, PutResult, PutStatus
+from rmqkit.store.light import MULTI_DISPATCH, light_fault, light_names, numbered, too_many
 from rmqkit.store.lite.lite_queues import LITE_MARK, LiteQueue, LiteQueues
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import SECTOR_BYTES
@@ -54,15 +55,7 @@ from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
-from rmqkit.store.queues.table import (
-    MULTI_DISPATCH,
-    ConsumeQueues,
-    light_fault,
-    light_names,
-    numbered,
-    too_many,
-    topic_fault,
-)
+from rmqkit.store.queues.table import ConsumeQueues, topic_fault
 from rmqkit.store.settings import FlushDiskType, StoreSettings, parse_delay_levels
 
 __all__ = ["Appender"]

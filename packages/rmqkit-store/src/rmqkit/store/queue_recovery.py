@@ -44,6 +44,7 @@ from rmqkit.protocol import fastjson
 from rmqkit.protocol.names import SCHEDULE_TOPIC, is_light, split_lite_queue
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.store.dispatcher import Dispatcher, request_of
+from rmqkit.store.light import light_numbers
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.scan import Damage, has_numpy
 from rmqkit.store.log.view import LogView
@@ -52,7 +53,7 @@ from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.queue_ends import QueueEnds, QueueNote
 from rmqkit.store.queues.queue_ext import is_address
-from rmqkit.store.queues.table import ConsumeQueues, light_numbers
+from rmqkit.store.queues.table import ConsumeQueues
 
 __all__ = ["configured_topics", "mend_after_crash", "mend_queues", "tell_odd_queues"]
 

@@ -8,9 +8,9 @@ import pytest
 
 from rmqkit.protocol.properties import find_property
 from rmqkit.store import replica as replication
+from rmqkit.store.light import light_fault, light_names, light_numbers
 from rmqkit.store.message_store import PutStatus
 from rmqkit.store.offline.rebuild import rebuild
-from rmqkit.store.queues.table import light_fault, light_names, light_numbers
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 
 A, B = "%LMQ%a", "%LMQ%b"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from rmqkit.protocol.properties import java_hash
-
 AUTO_CREATE_TOPIC = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -113,19 +111,6 @@ def split_lite_queue(name: str) -> tuple[str, str] | None:
     queue of no lite topic. Source: lite.md §3."""
     prefix, *parts = name.split("$")
     return (parts[0], parts[1]) if prefix == LIGHT_PREFIX and len(parts) == 2 and all(parts) else None
-
-
-def lite_queue_id(lite_topic: str, count: int) -> int:
-    """Return the index of the queue of the parent topic for messages of a lite topic, among ``count`` queues: a jump
-    consistent hash, as RocketMQ's proxies choose it. Source: lite.md §4."""
-    assert count > 0, "a topic has queues"
-    mask = (1 << 64) - 1
-    state, chosen, following = java_hash(lite_topic) & mask, 0, 0
-    while following < count:
-        chosen = following
-        state = (state * 2862933555777941757 + 1) & mask
-        following = int((chosen + 1) / (((state >> 33) + 1) / (1 << 31)))
-    return chosen
 
 
 def lite_topic_fault(lite_topic: str) -> str | None:

@@ -16,7 +16,8 @@ from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import EventIdIllegal, NoRoute, PeerRefused, RemotingError, StreamExpired
 from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.message import read_messages
-from rmqkit.protocol.names import TOOLS_GROUP, lite_queue_id
+from rmqkit.protocol.names import TOOLS_GROUP
+from rmqkit.protocol.properties import lite_queue_id
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.rpc import Pulled, PullStatus

@@ -39,9 +39,9 @@ from rmqkit.protocol.names import is_light, lite_queue, split_lite_queue
 from rmqkit.protocol.record import record_properties
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.remoting.connection import Connection
+from rmqkit.store.light import light_numbers
 from rmqkit.store.lite.lite_queues import LiteQueue
 from rmqkit.store.message_store import DispatchRequest, MessageStore
-from rmqkit.store.queues.table import light_numbers
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["LITE_REVIVE_QUEUE", "AckRefused", "LiteContext", "LiteService", "PoppedLite"]

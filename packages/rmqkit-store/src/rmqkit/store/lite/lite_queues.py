@@ -27,13 +27,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct
 
 from rmqkit.protocol.names import lite_queue, split_lite_queue
 from rmqkit.protocol.properties import LITE_EPOCH, LITE_TOPIC, find_property
 from rmqkit.protocol.record import Record, decode_record
+from rmqkit.store.dispatch_request import DispatchRequest
 from rmqkit.store.files import make_directory, read_note, write_note
 from rmqkit.store.lite.entries import LITE_ENTRY, LiteEntries, LiteEntry
 from rmqkit.store.lite.journal import Kind, LiteJournal
@@ -42,9 +43,6 @@ from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.scan import has_numpy
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.queue_ext import ExtUnit
-
-if TYPE_CHECKING:
-    from rmqkit.store.dispatcher import DispatchRequest
 
 __all__ = ["EPOCH_MARK", "LITE_MARK", "LiteQueue", "LiteQueues"]
 

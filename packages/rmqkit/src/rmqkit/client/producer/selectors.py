@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rmqkit.errors import MessageIllegal
 from rmqkit.protocol.message import Message
-from rmqkit.protocol.names import lite_queue_id
-from rmqkit.protocol.properties import java_hash
+from rmqkit.protocol.properties import java_hash, lite_queue_id
 from rmqkit.protocol.schemas.clients import MessageQueue
 
 __all__ = ["PlacedMessage", "Selector", "at_random", "by_hash", "by_lite_topic", "by_place", "by_sharding_key"]
