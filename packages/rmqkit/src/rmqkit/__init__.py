@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from rmqkit.errors import ClientError as ClientError
     from rmqkit.errors import ConnectFailed as ConnectFailed
     from rmqkit.errors import ConnectionLost as ConnectionLost
+    from rmqkit.errors import EventIdIllegal as EventIdIllegal
     from rmqkit.errors import MessageIllegal as MessageIllegal
     from rmqkit.errors import NoRoute as NoRoute
     from rmqkit.errors import NotARequest as NotARequest
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from rmqkit.errors import RmqError as RmqError
     from rmqkit.errors import SendFailed as SendFailed
     from rmqkit.errors import SettingsError as SettingsError
+    from rmqkit.errors import StreamExpired as StreamExpired
     from rmqkit.errors import TimeIllegal as TimeIllegal
     from rmqkit.protocol.message import Message as Message
     from rmqkit.protocol.message import ReceivedMessage as ReceivedMessage
@@ -116,7 +118,8 @@ rmqkit.remoting.authentication Credentials
 rmqkit.remoting.tls Tls
 rmqkit.client.observe.status BrokerStatus MemberStatus ProducerStatus QueueState QueueStatus
 rmqkit.client.producer.transaction TransactionProducer TransactionResult TransactionState
-rmqkit.errors BodyMismatch ClientError ConnectFailed ConnectionLost MessageIllegal NoRoute NotARequest PeerRefused
+rmqkit.errors BodyMismatch ClientError ConnectFailed ConnectionLost EventIdIllegal MessageIllegal NoRoute NotARequest
+rmqkit.errors PeerRefused StreamExpired
 rmqkit.errors RemotingError
 rmqkit.errors ReplyTimedOut RequestTimedOut RmqError SendFailed SettingsError TimeIllegal
 rmqkit.protocol.schemas.clients MessageQueue

@@ -1,4 +1,4 @@
-"""Lite topics over remoting: sends, subscriptions, delivery, acks, expiry, restarts (lite.md §3 to §9, §13, §18)."""
+"""Lite topics over remoting: sends, subscriptions, delivery, acks, expiry, restarts (lite.md §3 to §9, §13)."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ async def test_the_next_messages_wait_for_the_acks_of_the_batch(lite):
     assert shown(await waiting) == [("a", "2", 0)]
 
 
-async def test_messages_that_are_not_acknowledged_come_again_in_order(lite):
+async def test_messages_that_are_not_acknowledged_are_redelivered_in_order(lite):
     peer = LitePeer(lite)
     await peer.subscribe("a")
     await send(lite, "a", "0", "1", "2")

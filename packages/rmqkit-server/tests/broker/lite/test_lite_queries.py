@@ -1,4 +1,4 @@
-"""What tools read about lite topics: 200074 to 200079 (lite.md §11, §18)."""
+"""The requests of tools about lite topics: 200074 to 200079 (lite.md §11)."""
 
 from __future__ import annotations
 

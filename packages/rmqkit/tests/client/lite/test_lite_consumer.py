@@ -1,4 +1,4 @@
-"""The consumer of lite topics: subscriptions, acks, retries, dead letters, exclusive groups (lite.md §14.2)."""
+"""The consumer of lite topics: subscriptions, acks, retries, dead letters, exclusive groups (lite.md §6 to §8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tools read about lite topics, and the command to deliver again: 200074 to 200079 (``LiteManagerProcessor``).
+"""The requests of tools about lite topics: 200074 to 200079 (``LiteManagerProcessor``).
 
 Source: lite.md §11.
 """

@@ -19,14 +19,11 @@ Source: lite.md §1, §2, §6.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rmqkit.broker.lite.batches import LiteBatch
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.remoting.connection import Connection
-
-if TYPE_CHECKING:
-    from rmqkit.broker.lite.waiting import WaitingLitePop
 
 __all__ = ["BINDING", "LiteClient", "LiteGroup", "client_quota", "is_exclusive", "is_wildcard"]
 
@@ -71,7 +68,7 @@ class LiteClient:
         self.names: set[str] = set()
         self.dirty: dict[str, None] = {}
         self.tombstones: set[str] = set()
-        self.waiting: dict[WaitingLitePop, None] = {}
+        self.waiting: dict[Any, None] = {}
         self.has_joined = False
         self.accessed_ms = 0
         self.consumed_ms = 0

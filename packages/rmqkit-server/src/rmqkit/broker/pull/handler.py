@@ -206,7 +206,7 @@ class PullHandlers(Handlers[PullContext]):
         return self._answer(connection, command, header, found, topic_config, config)
 
     def _gone(self, header: PullMessageRequest, epoch: int) -> int | None:
-        """Return the present life of a lite topic if the requested life is over, else None. Source: lite.md §14.3."""
+        """Return the present life of a lite topic if the requested life is over, else None. Source: lite.md §5."""
         lite = self._context.store.lite
         queue, place = lite.queue(header.topic), split_lite_queue(header.topic)
         if place is None:

@@ -161,7 +161,7 @@ class FastPath:
         # A static topic numbers its queues over several brokers. Messages that are sent directly to a delay topic must
         # not be timed.
         if (
-            names.split_lite_queue(name)
+            name.startswith(names.LITE_QUEUE_PREFIX)
             or name in names.FORBIDDEN_TO_SEND
             or name in SCHEDULED
             or name in self._topics.static.local

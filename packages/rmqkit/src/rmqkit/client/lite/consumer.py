@@ -4,7 +4,7 @@ A `LiteConsumer` is a member of a lite group, which is bound to one parent topic
 of a group may have different lite topics. For each master of the parent it has one waiting pop. It sends its whole set
 of lite topics after the start, every 30 seconds, and when a broker does not know it: brokers store subscriptions only
 in memory. Messages of a lite topic are in order: while one is neither acknowledged nor given back, the group gets no
-further messages of its lite topic. Source: lite.md §6 to §8, §14.2.
+further messages of its lite topic. Source: lite.md §6 to §8.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class LiteMessage(ReceivedMessage, kw_only=True):
         await self.consumer.give_back(self, delay, counts=True)
 
     async def suspend(self, delay: Duration) -> None:
-        """Pause the lite topic: seconds or a `timedelta`. The message comes again after it, and the delivery does not
-        count as a failure. Raises RemotingError, PeerRefused."""
+        """Pause the lite topic: seconds or a `timedelta`. The message is redelivered afterwards, and the delivery
+        does not count as a failure. Raises RemotingError, PeerRefused."""
         await self.consumer.give_back(self, delay, counts=False)
 
 
@@ -354,7 +354,7 @@ class LiteConsumer(Client):
                 self._popping[broker_name] = popping
 
     async def _pop_all(self, broker_name: str) -> None:
-        """Pop at a broker until the consumer is closed. A cancelled pop's messages come again after their time."""
+        """Pop at a broker until the consumer closes. Messages of a cancelled pop are redelivered after their time."""
         attempt = uuid.uuid4().hex
         while True:
             try:
