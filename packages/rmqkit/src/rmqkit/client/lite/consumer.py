@@ -66,7 +66,11 @@ _REVIVE_QUEUE = 999
 
 
 class Last(Struct, frozen=True):
-    """A start in a lite topic: its last ``count`` messages."""
+    """A start in a lite topic: its last messages.
+
+    Attributes:
+        count: number of messages.
+    """
 
     count: int
 
@@ -81,6 +85,8 @@ class LiteMessage(ReceivedMessage, kw_only=True):
 
     Attributes:
         number: its number in the lite topic.
+        handle: the delivery that `ack`, `nack` and `suspend` mean.
+        consumer: the consumer that received it.
     """
 
     number: int
