@@ -101,7 +101,7 @@ RECORDS_OR_BYTES = {
     60: (None, Content.TIMER_CHECKPOINT), 310: (Content.MESSAGE, None), 318: (Content.SETTINGS, None),
     319: (None, Content.SETTINGS), 320: (Content.BATCH, None), 324: (Content.MESSAGE, None),
     325: (Content.MESSAGE, None), 326: (Content.MESSAGE, None), 361: (None, Content.RECORDS),
-    200050: (None, Content.RECORDS), 200052: (None, Content.RECORDS),
+    200050: (None, Content.RECORDS), 200070: (None, Content.RECORDS), 200052: (None, Content.RECORDS),
 }
 # fmt: on
 APACHES = {code: row for code, row in CATALOG.items() if code in OF_APACHE}
@@ -181,7 +181,7 @@ def test_every_declared_request_of_a_server_has_a_handler(handlers):
 
 def test_response_codes_have_the_numbers_of_the_table():
     assert [int(code) for code in ResponseCode] == [
-        *(0, 1, 2, 3, 4, *range(10, 30), *range(200, 214), 215, 501, 604, 1500, 2017, 3001, 3002),
+        *(0, 1, 2, 3, 4, *range(10, 30), *range(200, 214), 215, 501, 604, 1500, 2017, 2018, 3001, 3002),
     ]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from rmqkit import Message, sync
 from tests.interop.standalone import run_standalone
+from tests.ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SECONDS_MAX = 200
@@ -85,7 +88,7 @@ def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_every_example_is_run():
-    others = {"demo.py", "service.py"}  # `make demo` is for people to watch; the other program has a test of its own
+    others = {"demo.py", "service.py", "sse_chat.py"}  # `make demo` is for people to watch; the others have own tests
     assert {path.name for path in EXAMPLES.glob("*.py")} - others <= PRINTS.keys()
 
 
@@ -109,3 +112,61 @@ def test_the_service_finishes_what_it_does_when_it_is_asked_to_end(namesrv):
         rest, _ = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 0
     assert rest.splitlines()[-1] == "closed"
+
+
+class Chat:
+    """The example `sse_chat.py` as a process, on a port of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._port = free_port()
+        command = [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            "--app-dir",
+            str(EXAMPLES),
+            "--port",
+            str(self._port),
+            "sse_chat:app",
+        ]
+        environment = {**os.environ, "STREAMS": str(folder)}
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        assert any("Uvicorn running" in line for line in self.process.stderr), "the service starts"
+
+    def words(self, count: int, last_event_id: str | None = None) -> list[tuple[str, str]]:
+        """Return ids and words of up to ``count`` events of a chat."""
+        headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
+        request = urllib.request.Request(f"http://127.0.0.1:{self._port}/chats/42", headers=headers)
+        found: list[tuple[str, str]] = []
+        with urllib.request.urlopen(request, timeout=SECONDS_MAX) as answer:
+            event_id = ""
+            for raw in answer:
+                name, _, value = raw.decode().rstrip("\n").partition(": ")
+                if name == "id":
+                    event_id = value
+                elif name == "data":
+                    found.append((event_id, value))
+                if len(found) == count:
+                    break
+        return found
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.mark.slow
+def test_a_browser_misses_no_word_when_the_service_is_killed_and_starts_on_another_port(tmp_path):
+    chat = Chat(tmp_path)
+    try:
+        words = chat.words(100)
+        first = words[:3]
+        assert [event_id for event_id, _ in words] == [f"1.{i}.chat-42" for i in range(len(words))]
+        chat.kill()
+        chat = Chat(tmp_path)
+        rest = chat.words(100, first[-1][0])
+    finally:
+        chat.kill()
+    assert first + rest == words
+    assert " ".join(word for _, word in words).strip() == "Streams outlive the connection that reads them"

@@ -16,10 +16,14 @@ SEND = (
     "reconsumeTimes unitMode maxReconsumeTimes batch bname"
 )
 SEND_SHORT = "a* b* c* d* e* f* g* h* i j k l m n"
-SENT = "msgId* queueId* queueOffset* transactionId batchUniqId recallHandle"
+SENT = (
+    "msgId* queueId* queueOffset* transactionId batchUniqId recallHandle "
+    "liteOffset liteEpoch"  # fields of rmqkit only
+)
 PULL = (
     "consumerGroup* topic* queueId* queueOffset* maxMsgNums* sysFlag* commitOffset* suspendTimeoutMillis* subVersion* "
-    "subscription expressionType maxMsgBytes bname requestSource proxyFrowardClientId"
+    "subscription expressionType maxMsgBytes bname requestSource proxyFrowardClientId liteTopic "
+    "liteEpoch"  # a field of rmqkit only
 )
 PULLED = (
     "suggestWhichBrokerId* nextBeginOffset* minOffset* maxOffset* topicSysFlag groupSysFlag forbiddenType offsetDelta"
@@ -27,16 +31,16 @@ PULLED = (
 CREATE_TOPIC = (
     "topic* defaultTopic* readQueueNums* writeQueueNums* perm* topicFilterType* topicSysFlag order attributes force"
 )
-QUEUE = "topic* queueId* committed bname"
+QUEUE = "topic* queueId* committed bname liteTopic"
 POPPED = "popTime invisibleTime reviveQid restNum startOffsetInfo msgOffsetInfo orderCountInfo"
 
 REQUESTS = {
     10: SEND, 324: SEND, 310: SEND_SHORT, 320: SEND_SHORT, 325: SEND_SHORT, 11: PULL, 361: PULL,
     12: "topic* key* maxNum* beginTimestamp* endTimestamp* indexType lastKey _UNIQUE_KEY_QUERY",
-    14: "consumerGroup* topic* queueId* setZeroIfNotFound bname",
-    15: "consumerGroup* topic* queueId commitOffset bname",
+    14: "consumerGroup* topic* queueId* setZeroIfNotFound bname liteTopic",
+    15: "consumerGroup* topic* queueId commitOffset bname liteTopic",
     17: CREATE_TOPIC, 21: "topicSeq dataVersion maxTopicNum",
-    29: "topic* queueId* timestamp* boundaryType bname", 30: QUEUE, 31: QUEUE, 32: QUEUE, 33: "offset* topic",
+    29: "topic* queueId* timestamp* boundaryType bname liteTopic", 30: QUEUE, 31: QUEUE, 32: QUEUE, 33: "offset* topic",
     35: "clientID* producerGroup consumerGroup", 38: "consumerGroup*",
     61: "dueWithin",  # a code of rmqkit only
     40: "consumerGroup*", 203: "consumerGroup*",
@@ -70,11 +74,15 @@ REQUESTS = {
     3010: "subjectFilter resourceFilter",
     200050: "consumerGroup* topic* queueId* maxMsgNums* invisibleTime* pollTime* bornTime* initMode* expType exp order "
             "attemptId bname",
-    200051: "consumerGroup* topic* queueId* extraInfo* offset* bname",
+    200051: "consumerGroup* topic* queueId* extraInfo* offset* bname liteTopic",
     200052: "topic* queueId* maxMsgNums* consumerGroup* bname",
-    200053: "consumerGroup* topic* queueId* extraInfo* offset* invisibleTime* suspend bname",
-    200054: "consumerGroup* topic* queueId* pollTime* bornTime* expType exp order attemptId bname",
+    200053: "consumerGroup* topic* queueId* extraInfo* offset* invisibleTime* bname suspend liteTopic",
+    200054: "consumerGroup* topic* queueId* pollTime* bornTime* order attemptId bname expType exp",
     200055: "consumerGroup* topic* queueId* bname",
+    200070: "clientId* consumerGroup* topic* maxMsgNum* invisibleTime* pollTime* bornTime* attemptId bname "
+            "resync",  # a field of rmqkit only
+    200073: "liteTopic* consumerGroup* clientId*", 200075: "topic*", 200076: "parentTopic* liteTopic*",
+    200077: "parentTopic* group* clientId* maxCount", 200078: "group* liteTopic topK", 200079: "group* clientId",
 }  # fmt: skip
 
 RESPONSES = {
@@ -86,7 +94,7 @@ RESPONSES = {
     103: "haServerAddr masterAddr", 201: "totalGroupNum", 205: "wipeTopicCount*", 322: "changed*",
     327: "addTopicCount*", 370: "msgId*", 906: "masterHaAddress masterFlushOffset masterAddress",
     200050: POPPED, 200052: POPPED, 200053: "popTime invisibleTime reviveQid", 200054: "hasMsg pollingFull",
-    200055: "pollingNum",
+    200055: "pollingNum", 200070: "popTime invisibleTime reviveQid orderCountInfo",
 }  # fmt: skip
 
 

@@ -37,12 +37,13 @@ from rmqkit.protocol.codes import Int64
 from rmqkit.protocol.codes import RequestCode as Code
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.ids import decode_offset_id
-from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_light
+from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, TIMER_TOPIC, is_light, split_lite_queue
 from rmqkit.protocol.operation import actions_of
 from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, REAL_TOPIC, find_property
 from rmqkit.protocol.record import Record
 from rmqkit.protocol.schemas.clients import HeartbeatData, LockBody
 from rmqkit.protocol.schemas.groups import GroupNameList
+from rmqkit.protocol.schemas.lite import LiteSubscriptionCtlBody
 from rmqkit.protocol.schemas.pop import BatchAckBody
 from rmqkit.protocol.schemas.topics import TopicNameList
 from rmqkit.remoting.router import decode_body
@@ -123,7 +124,7 @@ def _resources(field: str, flag: str, value: str | None) -> Iterator[str]:
         if "roup" in field:
             yield f"Group:{name}"
         elif flag == "=" or not name.startswith(RETRY_PREFIX):
-            yield f"Topic:{name}"
+            yield _topic(name)
         elif flag != "~":
             yield group_resource(name)
 
@@ -150,7 +151,7 @@ def _of_place(
         yield resource, actions
     else:
         names = filter(is_light, light.decode("utf-8", "replace").split(","))
-        yield (resource, *(f"Topic:{name}" for name in names)), actions
+        yield (resource, *map(_topic, names)), actions
 
 
 def _offset_in(message_id: str) -> int:
@@ -173,6 +174,11 @@ def _said(command: Command) -> Iterator[str]:
             for group, topic in dict.fromkeys((ack.group, ack.topic) for ack in acks):
                 yield group_resource(group)
                 yield from _topics([topic])
+        elif command.code == Code.LITE_SUBSCRIPTION_CTL:
+            changes = decode_body(command, LiteSubscriptionCtlBody).subscription_set if command.payload else []
+            for group, topic in dict.fromkeys((one.group or "", one.topic or "") for one in changes):
+                yield group_resource(group)
+                yield from _topics([topic])
         elif command.code == Code.DELETE_TOPIC_IN_BROKER_LIST:
             yield from map(topic_resource, decode_body(command, TopicNameList).topic_list)
         elif command.code == Code.DELETE_SUBSCRIPTION_GROUP_LIST:
@@ -186,4 +192,10 @@ def _said(command: Command) -> Iterator[str]:
 
 
 def _topics(names: Iterable[str]) -> Iterator[str]:
-    return (f"Topic:{name}" for name in names if not name.startswith(RETRY_PREFIX))
+    return (_topic(name) for name in names if not name.startswith(RETRY_PREFIX))
+
+
+def _topic(name: str) -> str:
+    """Return the resource of a topic. A lite topic belongs to its parent."""
+    place = split_lite_queue(name) if is_light(name) else None
+    return f"Topic:{name if place is None else place[0]}"

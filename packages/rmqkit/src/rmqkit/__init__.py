@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 __path__ = extend_path(__path__, __name__)
 
 if TYPE_CHECKING:
+    from rmqkit import streams as streams
     from rmqkit import sync as sync
     from rmqkit.client.connect import ConnectedClients as ConnectedClients
     from rmqkit.client.connect import connect as connect
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from rmqkit.client.consumer.pull import PullResult as PullResult
     from rmqkit.client.consumer.push import PushConsumer as PushConsumer
     from rmqkit.client.consumer.retry import Retry as Retry
+    from rmqkit.client.lite.consumer import Last as Last
+    from rmqkit.client.lite.consumer import LiteConsumer as LiteConsumer
+    from rmqkit.client.lite.consumer import LiteMessage as LiteMessage
     from rmqkit.client.observe.hooks import ConsumeOutcome as ConsumeOutcome
     from rmqkit.client.observe.hooks import Consumption as Consumption
     from rmqkit.client.observe.hooks import Hook as Hook
@@ -70,6 +74,7 @@ if TYPE_CHECKING:
     from rmqkit.errors import ClientError as ClientError
     from rmqkit.errors import ConnectFailed as ConnectFailed
     from rmqkit.errors import ConnectionLost as ConnectionLost
+    from rmqkit.errors import EventIdIllegal as EventIdIllegal
     from rmqkit.errors import MessageIllegal as MessageIllegal
     from rmqkit.errors import NoRoute as NoRoute
     from rmqkit.errors import NotARequest as NotARequest
@@ -80,6 +85,7 @@ if TYPE_CHECKING:
     from rmqkit.errors import RmqError as RmqError
     from rmqkit.errors import SendFailed as SendFailed
     from rmqkit.errors import SettingsError as SettingsError
+    from rmqkit.errors import StreamExpired as StreamExpired
     from rmqkit.errors import TimeIllegal as TimeIllegal
     from rmqkit.protocol.message import Message as Message
     from rmqkit.protocol.message import ReceivedMessage as ReceivedMessage
@@ -96,6 +102,7 @@ rmqkit.client.consumer.consume ConsumeLater Reject
 rmqkit.client.consumer.dedupe RedisDedupe SqliteDedupe
 rmqkit.client.consumer.retry Retry
 rmqkit.client.observe.hooks ConsumeOutcome Consumption Hook Recall SendOutcome Sending TransactionEnd
+rmqkit.client.lite.consumer Last LiteConsumer LiteMessage
 rmqkit.client.pop.consumer PopConsumer
 rmqkit.client.producer.producer Producer
 rmqkit.client.consumer.pull PullConsumer PullResult
@@ -111,7 +118,8 @@ rmqkit.remoting.authentication Credentials
 rmqkit.remoting.tls Tls
 rmqkit.client.observe.status BrokerStatus MemberStatus ProducerStatus QueueState QueueStatus
 rmqkit.client.producer.transaction TransactionProducer TransactionResult TransactionState
-rmqkit.errors BodyMismatch ClientError ConnectFailed ConnectionLost MessageIllegal NoRoute NotARequest PeerRefused
+rmqkit.errors BodyMismatch ClientError ConnectFailed ConnectionLost EventIdIllegal MessageIllegal NoRoute NotARequest
+rmqkit.errors PeerRefused StreamExpired
 rmqkit.errors RemotingError
 rmqkit.errors ReplyTimedOut RequestTimedOut RmqError SendFailed SettingsError TimeIllegal
 rmqkit.protocol.schemas.clients MessageQueue
@@ -120,6 +128,7 @@ rmqkit.protocol.message Message ReceivedMessage
 _SUBMODULES = {
     "allocate": "rmqkit.client.consumer.allocate",
     "selectors": "rmqkit.client.producer.selectors",
+    "streams": "rmqkit.streams",
     "sync": "rmqkit.sync",
 }
 _HOMES = {name: module for module, *names in map(str.split, _MODULES.strip().splitlines()) for name in names}

@@ -31,7 +31,9 @@
         ├── ReadOnly               a request would change something on a read-only connection
         ├── SendFailed             every attempt of a send failed
         ├── ReplyTimedOut          a request message was stored, but no reply arrived in time
-        └── NotARequest            a message has no reply address
+        ├── NotARequest            a message has no reply address
+        ├── EventIdIllegal         an event id does not belong to the stream, or the stream has no such event yet
+        └── StreamExpired          the events after an event id were deleted
 
 A programmer's mistake fails an ``assert`` instead. After an error the command line exits with its `exit_code`:
 
@@ -65,6 +67,7 @@ __all__ = [
     "ClientError",
     "ConnectFailed",
     "ConnectionLost",
+    "EventIdIllegal",
     "ExitCode",
     "ExtraMissing",
     "FrameError",
@@ -88,6 +91,7 @@ __all__ = [
     "StoreLocked",
     "StoreMismatch",
     "StoreUnavailable",
+    "StreamExpired",
     "TimeIllegal",
     "TlsMismatch",
     "UnknownName",
@@ -464,6 +468,36 @@ class NotARequest(ClientError):
             "can be replied to"
         )
         self.msg_id = msg_id
+
+
+class EventIdIllegal(ClientError, ValueError):
+    """An event id is not one of the stream.
+
+    Args:
+        stream: the name of the stream.
+        event_id: the id.
+        why: the reason.
+    """
+
+    def __init__(self, stream: str, event_id: str, why: str) -> None:
+        super().__init__(f"stream {stream} cannot be read after event {event_id!r}: {why}; read it from its start")
+        self.stream = stream
+        self.event_id = event_id
+
+
+class StreamExpired(ClientError):
+    """The events after an event id were deleted: the stream expired, or the broker deleted old messages.
+
+    Args:
+        stream: the name of the stream.
+        event_id: the id after which the events were requested.
+        why: what was deleted.
+    """
+
+    def __init__(self, stream: str, event_id: str, why: str) -> None:
+        super().__init__(f"stream {stream} has expired after event {event_id!r}: {why}; read it from its start")
+        self.stream = stream
+        self.event_id = event_id
 
 
 class ExitCode(enum.IntEnum):

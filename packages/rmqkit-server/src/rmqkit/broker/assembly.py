@@ -35,6 +35,9 @@ from rmqkit.broker.delay.recall import RecallHandlers
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import OwnAddress
+from rmqkit.broker.lite.handlers import LiteHandlers
+from rmqkit.broker.lite.queries import LiteQueryHandlers
+from rmqkit.broker.lite.service import LiteService
 from rmqkit.broker.operations.brokers import ConfigHandlers, RuntimeInfoHandlers, UnsupportedHandlers
 from rmqkit.broker.operations.clients import ClientHandlers, ConnectionHandlers
 from rmqkit.broker.operations.groups import GroupHandlers, ProgressHandlers
@@ -151,9 +154,11 @@ class Assembly:
         self._on_readable.append(long_polling.arrived)
         archive = self._make_archive(store) if store_settings.archive else None
         pop: PopService | None = None
+        lite: LiteService | None = None
         if settings.broker_role is not BrokerRole.SLAVE:
             master = self.master = self._make_master(store)
             pop = PopService(folder, store, topics, groups, offsets, settings, clock, identity.store_host, archive)
+            lite = LiteService(store, topics, groups, settings, clock)
             # Notify the slaves' links last: they send data only in the next tick.
             self._on_readable += [pop.waiting.arrived, pop.notifications.arrived, master.advanced]
         has_copies = waits_for_copies(settings)
@@ -206,6 +211,7 @@ class Assembly:
             topics_published=self._topics_published,
             ask_namesakes=self._ask_namesakes,
             archive=archive,
+            lite=lite,
         )
         if self.master is None:
             slave = self.slave = SlaveRole(
@@ -231,6 +237,8 @@ class Assembly:
             context.timer.recover()
         if context.pop is not None:
             context.pop.load()
+        if context.lite is not None:
+            context.lite.load()
 
     def register_with(self, ha_address: str) -> Registration:
         """Make the registration with the name servers. ``ha_address``: the address at which slaves read the log."""
@@ -260,7 +268,8 @@ class Assembly:
         ]
         if context.pop is not None:
             reading.append(PopHandlers(context))
-            of_both.append(PopAckHandlers(context))
+            reading.append(LiteHandlers(context, context.identity))
+            of_both += [PopAckHandlers(context), LiteQueryHandlers(context)]
         of_both += [
             PopAssignmentHandlers(context, self.registration.routes),
             ReplicationHandlers(context, ha_address=ha_address, slave=self.slave, status=role.status),
@@ -306,7 +315,7 @@ class Assembly:
         """Drop the clients and the held requests of a closed connection."""
         context = self.context
         context.statistics.add("CHANNEL_ACTIVITY", "CLOSE")
-        for part in (context.clients, context.long_polling, context.pop):
+        for part in (context.clients, context.long_polling, context.pop, context.lite):
             if part is not None:
                 part.connection_closed(connection)
 

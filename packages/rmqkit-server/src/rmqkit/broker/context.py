@@ -39,6 +39,7 @@ from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import OwnAddress
+from rmqkit.broker.lite.service import LiteService
 from rmqkit.broker.older import OlderMessages
 from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.long_polling import LongPolling
@@ -76,6 +77,7 @@ class BrokerContext:
         archive: the archive of old log files, or None.
         ask_namesakes: sends a request to every other broker of this name. Returns the successful answers that arrive
             within a second.
+        lite: the lite topics; None at a slave, which does not serve them.
         pop: the state of POP; None at a slave, which does not pop.
         timer: stores messages until they are due; None with ``timerWheelEnable=false``.
         topics_published: waits until the name servers know the changed topics, or until a timeout.
@@ -109,6 +111,7 @@ class BrokerContext:
     may_serve: Callable[[], bool] = lambda: True
     timer: Timer | None = None
     archive: LogArchive | None = None
+    lite: LiteService | None = None
 
     @property
     def older(self) -> OlderMessages | None:
@@ -141,6 +144,8 @@ class BrokerContext:
             for table in (self.filters, self.offsets, self.groups, self.topics, self.pop):
                 if table is not None:
                     stack.callback(table.persist)
+            if self.lite is not None:
+                stack.callback(self.lite.save)
 
 
 # A function or a coroutine function without arguments.

@@ -22,10 +22,20 @@ from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.filter import sql92
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, reply
+from rmqkit.protocol.names import lite_queue
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Answering, answers
 
-__all__ = ["Handlers", "OwnAddress", "answers", "by_global_number", "needs_parser", "when_prepared", "when_published"]
+__all__ = [
+    "Handlers",
+    "OwnAddress",
+    "answers",
+    "by_global_number",
+    "needs_parser",
+    "of_lite_topic",
+    "when_prepared",
+    "when_published",
+]
 
 
 class HandlerContext(Protocol):
@@ -70,6 +80,25 @@ class Handlers(Answering, Generic[C_co]):
     def __init__(self, context: C_co) -> None:
         super().__init__(context.settings.admin_addresses)
         self._context = context
+
+
+class LiteHeader(Protocol):
+    """A header that names a queue, or a lite topic of a parent topic."""
+
+    topic: str
+    lite_topic: str | None
+
+
+L = TypeVar("L", bound=LiteHeader)
+
+
+def of_lite_topic(header: L) -> L:
+    """Return a header that names the light queue, if it names a lite topic. Its queue id is 0 then.
+    Source: lite.md §5."""
+    if header.lite_topic:
+        header.topic = lite_queue(header.topic, header.lite_topic)
+        header.queue_id = 0  # type: ignore[attr-defined]
+    return header
 
 
 async def when_published(published: Callable[[], Awaitable[None]], answer: Command) -> Command:

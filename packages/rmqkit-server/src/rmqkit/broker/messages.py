@@ -39,6 +39,7 @@ __all__ = [
     "committed",
     "is_half",
     "message_from",
+    "not_in_lite_topics",
     "number",
     "real_place",
     "to_dead_letters",
@@ -138,7 +139,16 @@ def _merged(properties: dict[str, str], changes: Mapping[str, str | None]) -> di
 def to_dead_letters(message: InnerMessage, group: str) -> InnerMessage:
     """Return the dead letter of a group for a retried message."""
     # Set DELAY to -1 like the reference: with the old level the dead letter would go to the delay topic first.
-    return changed(message, {property_names.DELAY: "-1"}, topic=names.dlq_topic(group), queue_id=0)
+    changes = {property_names.DELAY: "-1", **not_in_lite_topics(message.parsed)}
+    return changed(message, changes, topic=names.dlq_topic(group), queue_id=0)
+
+
+def not_in_lite_topics(properties: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the changes for a copy of a message of a lite topic. With the names of its light queues, the copy would be
+    in the lite topic again."""
+    if property_names.LITE_TOPIC not in properties:
+        return {}
+    return {property_names.INNER_MULTI_DISPATCH: None, property_names.INNER_MULTI_QUEUE_OFFSET: None}
 
 
 def to_priority(message: InnerMessage, queue_count: int) -> InnerMessage:

@@ -436,6 +436,36 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
             "popCkMaxBufferSize", "maximum number of check points that wait for acks, over all groups", low=1, hot=True
         ),
     ] = 200_000
+    lite_lifetime_min_ms: Annotated[
+        int,
+        Setting(
+            "minLiteTTl",
+            "shortest lifetime of a lite topic after its newest message, whatever lite.topic.expiration of its parent"
+            " is, in ms",
+            low=1000,
+            hot=True,
+        ),
+    ] = 60_000
+    lite_expiry_interval_ms: Annotated[
+        int, Setting("liteTtlCheckInterval", "time between two removals of expired lite topics, in ms", low=100)
+    ] = 10_000
+    lite_client_check_interval_ms: Annotated[
+        int,
+        Setting("liteSubscriptionCheckInterval", "time between two searches for silent lite clients, in ms", low=100),
+    ] = 120_000
+    lite_client_timeout_ms: Annotated[
+        int,
+        Setting(
+            "liteSubscriptionCheckTimeoutMills",
+            "time without a subscription request after which a lite client is forgotten, in ms",
+            low=1000,
+            hot=True,
+        ),
+    ] = 180_000
+    lite_subscriptions_max: Annotated[
+        int,
+        Setting("maxLiteSubscriptionCount", "maximum number of pairs of a client and a lite topic", low=0, hot=True),
+    ] = 2_000_000
     pops_held_max: Annotated[int, Setting("maxPopPollingSize", "maximum number of waiting pops", low=0, hot=True)] = (
         100_000
     )

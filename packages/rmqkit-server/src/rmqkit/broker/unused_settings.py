@@ -247,13 +247,12 @@ UNUSED = (
         "batchDeleteSubscriptionGroupMaxRate=10.0 batchDeleteTopicMaxRate=10.0",
     ),
     Unused(
-        "lite topics are not supported",
+        "lite topics are served without it",
         """
         enableLiteEventMode=true enableLitePopLog=false liteEventCapacityCacheTtlMs=5000 liteEventCheckInterval=10000
         liteEventFullDispatchDelayTime=10000 liteEventFullDispatchDelayTimeForWildcardGroup=10000
         liteLagCountMetricsEnable=false liteLagLatencyCollectEnable=false liteLagLatencyMetricsEnable=false
-        liteLagLatencyTopK=50 liteSubscriptionCheckInterval=120000 liteSubscriptionCheckTimeoutMills=180000
-        liteTtlCheckInterval=120000 maxClientEventCount=100 maxLiteSubscriptionCount=100000 minLiteTTl=900000
+        liteLagLatencyTopK=50 maxClientEventCount=100
         """,
     ),
     Unused(

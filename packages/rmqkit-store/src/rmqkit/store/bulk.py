@@ -34,6 +34,7 @@ from rmqkit.protocol.record import (
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, batch_count, queue_tags_code, request_of
 from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.index.property_columns import PropertyColumns
+from rmqkit.store.lite.lite_queues import LITE_MARK
 from rmqkit.store.log.remains import FILLER_TOPIC
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records, crc_matches
 from rmqkit.store.queues.consume_queue import ENTRY_BYTES, ConsumeQueue
@@ -179,6 +180,14 @@ class DispatchColumns:
         """Return the rows of the records that may also belong to light queues."""
         return self._properties.values(b"INNER_MULTI_DISPATCH")[0]
 
+    def in_lite_topics(self) -> Ints:
+        """Return the rows of the records that may belong to lite topics."""
+        records = self.records
+        start, end = int(records.positions[0]), int(records.positions[-1] + records.sizes[-1])
+        if records.buffer.find(LITE_MARK, start, end) < 0:
+            return np.empty(0, "i8")
+        return self._properties.values(LITE_MARK[:-1])[0]
+
     @functools.cached_property
     def _properties(self) -> PropertyColumns:
         buffer, records = self.records.buffer, self.records
@@ -243,8 +252,10 @@ class BulkDispatcher:
             for part in np.split(missing, cuts) if len(cuts) else (missing,) if len(missing) else ():
                 self._append(topic, queue_id, arrivals, part, tags_codes)
         newest: dict[tuple[str, int], DispatchRequest] = {}
-        for row in arrivals.in_light_queues().tolist() if self._has_light else ():
-            light = self._dispatcher.enter_light(request_of(arrivals.records.record(row), self._delays_ms), only)
+        rows = arrivals.in_light_queues() if self._has_light else arrivals.in_lite_topics()
+        if len(rows):
+            requests = [request_of(arrivals.records.record(row), self._delays_ms) for row in rows.tolist()]
+            light = self._dispatcher.enter_light(requests, only, has_light=self._has_light)
             newest.update(((one.topic, one.tags_code), one) for one in light)
         self.enter_keys(arrivals)
         return list(newest.values())
@@ -264,7 +275,7 @@ class BulkDispatcher:
         numbered = rows.tolist()
 
         def enter_one(i: int) -> None:
-            self._dispatcher.apply(request_of(arrivals.records.record(numbered[i]), self._delays_ms))
+            self._dispatcher.enter_own(request_of(arrivals.records.record(numbered[i]), self._delays_ms))
 
         queue = None if topic_fault(topic, queue_id) else self._queues.obtain(topic, queue_id)
         if isinstance(queue, ConsumeQueue):

@@ -26,11 +26,10 @@ from itertools import islice, starmap, takewhile
 from typing import overload
 
 import msgspec
-from msgspec import Struct
 
 from rmqkit.protocol.core import Sends
-from rmqkit.protocol.names import SCHEDULE_TOPIC
-from rmqkit.protocol.properties import Keys, encoded_tags_code, find_property
+from rmqkit.protocol.names import SCHEDULE_TOPIC, split_lite_queue
+from rmqkit.protocol.properties import encoded_tags_code, find_property
 from rmqkit.protocol.record import (
     INNER_BATCH,
     TRANSACTION_COMMIT,
@@ -39,11 +38,14 @@ from rmqkit.protocol.record import (
     TRANSACTION_ROLLBACK,
     Record,
 )
+from rmqkit.store.dispatch_request import DispatchRequest
 from rmqkit.store.index.index import KeyRows, MessageIndex
+from rmqkit.store.light import light_numbers
+from rmqkit.store.lite.lite_queues import LITE_MARK, LiteQueues
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
-from rmqkit.store.queues.table import ConsumeQueues, light_numbers, topic_fault
+from rmqkit.store.queues.table import ConsumeQueues, topic_fault
 from rmqkit.store.settings import delivery_time
 
 __all__ = ["DispatchRequest", "Dispatcher", "StoredSends", "batch_count", "queue_tags_code", "request_of"]
@@ -59,33 +61,6 @@ milliseconds.
 _RETRY_MS = 1000
 _NOT_PLAIN = TRANSACTION_MASK | INNER_BATCH
 _PLAIN = frozenset((0, TRANSACTION_COMMIT))
-
-
-class DispatchRequest(Struct, gc=False):
-    """A record with the facts that queues, index and owner need (``DispatchRequest``).
-
-    Attributes:
-        queue_offset: number of the message in its queue; for an inner batch, the number of the first message.
-        tags_code: hash of the tags, or the delivery time in the delay topic.
-        physical_offset, size: place of the record in the log, in bytes.
-        properties: the stored property string.
-        batch_count: number of messages in an inner batch.
-        keys, hashes: the index keys, or their hashes (4 bytes each in the machine's byte order), if the put knew
-            them. Otherwise the index reads the keys from ``properties``.
-    """
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    tags_code: int
-    store_timestamp: int
-    physical_offset: int
-    size: int
-    sys_flag: int
-    properties: bytes
-    batch_count: int = 1
-    keys: Keys | None = None
-    hashes: bytes | None = None
 
 
 class StoredSends(Sequence[DispatchRequest]):
@@ -205,7 +180,9 @@ class Dispatcher:
         on_arrival: called with records, in log order, after they are in the queues.
         index: the index for the keys; None without an index (``messageIndexEnable``).
         bitmap_of: returns the filter bitmap of a record, or empty bytes; called before the record is entered.
-        has_light: whether records are also entered in light queues (``enableMultiDispatch``).
+        has_light: whether records are also entered in light queues (``enableMultiDispatch``). Lite topics do not need
+            it.
+        lite: the light queues of lite topics.
         read_log: returns the records between two physical offsets, up to a maximum number, and the end of the last
             record.
 
@@ -229,6 +206,7 @@ class Dispatcher:
         bitmap_of: Callable[[DispatchRequest], bytes] | None = None,
         *,
         has_light: bool = False,
+        lite: LiteQueues | None = None,
         read_log: Callable[[int, int, int], tuple[list[DispatchRequest], int]] = lambda start, end, count_max: (
             [],
             end,
@@ -246,11 +224,12 @@ class Dispatcher:
         self._read_log = read_log
         self._retry_at = 0
         self.has_light = has_light
+        self._lite = lite
         self.tags_as_keys = index is not None and index.tags_as_keys
 
     def without_index(self) -> Dispatcher:
         """Return a dispatcher for the same queues that enters each record in its own queue only."""
-        return Dispatcher(self._queues, bitmap_of=self._bitmap_of)
+        return Dispatcher(self._queues, bitmap_of=self._bitmap_of, lite=self._lite)
 
     def submit(self, arrivals: list[DispatchRequest] | StoredSends, end: int, limit: int) -> None:
         """Accept one or more records that were just appended together, up to ``end``.
@@ -294,12 +273,12 @@ class Dispatcher:
     def _dispatch(self, arrivals: Sequence[DispatchRequest], end: int, pending_count: int = 0) -> bool:
         """Enter the records before a physical end and notify the listener. Return False if a write fails.
         ``pending_count``: the number of items in ``pending`` that contain these records."""
-        light = _light_requests(arrivals) if self.has_light else []
+        # Plain sends are in no light queue.
+        light = [] if isinstance(arrivals, StoredSends) else self._light_requests(arrivals)
         try:
             if not (isinstance(arrivals, StoredSends) and self._bitmap_of is None and arrivals.enter()):
                 self._enter(arrivals)
-            for one in light:
-                self._append(one)
+            self._enter_light(light)
             self._enter_keys(arrivals)
         except OSError as error:
             self._stand_still(error)
@@ -339,6 +318,8 @@ class Dispatcher:
     def _tell(self, arrivals: Sequence[DispatchRequest], light: list[DispatchRequest]) -> None:
         if self._on_arrival is not None:
             self._on_arrival([*arrivals, *light] if light else arrivals)
+        if light and self._lite is not None and self._lite.on_arrival is not None:
+            self._lite.on_arrival([one for one in light if split_lite_queue(one.topic)])
 
     def submit_run(self, enter: Callable[[], list[DispatchRequest]], end: int) -> None:
         """Accept many records up to ``end`` in one call, while nothing is pending.
@@ -369,8 +350,8 @@ class Dispatcher:
     def apply(self, arrival: DispatchRequest) -> None:
         """Enter one record into the queues and the index. A repeated call changes nothing.
         Raises OSError: a file cannot be written."""
-        for one in [arrival, *(_light_requests([arrival]) if self.has_light else [])]:
-            self._append(one)
+        self._append(arrival)
+        self._enter_light(self._light_requests([arrival]))
         self._enter_keys([arrival])
 
     def _enter(self, arrivals: Sequence[DispatchRequest]) -> None:
@@ -380,15 +361,32 @@ class Dispatcher:
             self._append_all(arrivals)
 
     def enter_light(
-        self, arrival: DispatchRequest, only: Container[tuple[str, int]] | None = None
+        self,
+        arrivals: Sequence[DispatchRequest],
+        only: Container[tuple[str, int]] | None = None,
+        *,
+        has_light: bool = True,
     ) -> list[DispatchRequest]:
-        """Enter a record into its light queues, or only into the light queues in ``only``. A repeated call changes
-        nothing.
-        Return a copy of the record for each light queue. Raises OSError: a file cannot be written."""
-        light = [one for one in _light_requests([arrival]) if only is None or (one.topic, one.queue_id) in only]
-        for one in light:
-            self._append(one)
+        """Enter records into their light queues, or only into the light queues in ``only``. A repeated call changes
+        nothing. ``has_light``: False for lite topics only.
+        Return a copy of each record for each light queue. Raises OSError: a file cannot be written."""
+        light = _all_light(arrivals) if has_light else _of_lite_topics(arrivals)
+        light = [one for one in light if only is None or (one.topic, one.queue_id) in only]
+        self._enter_light(light)
         return light
+
+    def _light_requests(self, arrivals: Sequence[DispatchRequest]) -> list[DispatchRequest]:
+        return _all_light(arrivals) if self.has_light else _of_lite_topics(arrivals)
+
+    def _enter_light(self, light: list[DispatchRequest]) -> None:
+        lite: list[DispatchRequest] = []
+        for one in light:
+            if split_lite_queue(one.topic):
+                lite.append(one)
+            else:
+                self._append(one)
+        if lite and self._lite is not None:
+            self._lite.enter(lite)
 
     def enter_own(self, arrival: DispatchRequest) -> None:
         """Enter a record only into its own queue. A repeated call changes nothing.
@@ -490,7 +488,19 @@ def _is_ready(pending: tuple[int, Iterable[DispatchRequest]], limit: int) -> boo
     return pending[0] <= limit and isinstance(pending[1], list)
 
 
-def _light_requests(arrivals: Sequence[DispatchRequest]) -> list[DispatchRequest]:
+def _of_lite_topics(arrivals: Sequence[DispatchRequest]) -> list[DispatchRequest]:
+    """Return a copy of each record for its lite topic. Records of other topics have no copy."""
+    marked = [one for one in arrivals if LITE_MARK in one.properties]
+    return [one for one in _all_light(marked) if is_own_lite_queue(one)] if marked else []
+
+
+def is_own_lite_queue(light: DispatchRequest) -> bool:
+    """Return True if a copy of a record is for the lite topic that the record's properties name."""
+    place, name = split_lite_queue(light.topic), find_property(light.properties, LITE_MARK[:-1])
+    return place is not None and name is not None and place[1].encode() == name
+
+
+def _all_light(arrivals: Sequence[DispatchRequest]) -> list[DispatchRequest]:
     """Return a copy of each record for each of its light queues."""
     return [
         msgspec.structs.replace(one, topic=name, queue_id=0, queue_offset=number)

@@ -108,6 +108,8 @@ class PutResult(Struct, gc=False):
             it.
         queue_offset: number of the message in its queue, or of the first message of a batch.
         physical_offsets: the offset of each message of a batch.
+        light_offset: number of the message in its first light queue, -1 without one.
+        lite_epoch: life of the message's lite topic; 0 without one.
         reason: the reason of a refusal.
     """
 
@@ -117,4 +119,6 @@ class PutResult(Struct, gc=False):
     queue_offset: int = -1
     store_timestamp: int = 0
     physical_offsets: Sequence[int] = ()
+    light_offset: int = -1
+    lite_epoch: int = 0
     reason: str = ""

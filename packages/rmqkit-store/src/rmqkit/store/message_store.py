@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreMismatch, StoreUnavailable
-from rmqkit.protocol.names import is_light
+from rmqkit.protocol.names import is_light, split_lite_queue
 from rmqkit.protocol.record import Record, decode_record, has_sound_body, is_blank, record_properties, record_topic
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, StoredSends, request_of
 from rmqkit.store.files import StoreLock, check_room, make_directory, sync_directory, write_durably
@@ -33,17 +33,20 @@ from rmqkit.store.flush import Flusher
 from rmqkit.store.index.file import keys_of
 from rmqkit.store.index.index import KeyQuery, MessageIndex
 from rmqkit.store.inner_message import InnerMessage, PutResult, PutStatus
+from rmqkit.store.light import light_numbers
+from rmqkit.store.lite.entries import LITE_ENTRY
+from rmqkit.store.lite.lite_queues import LiteQueue, LiteQueues
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.log.commit_log import CommitLog, LogStart
 from rmqkit.store.log.recovery import LogEnd, find_log_end
 from rmqkit.store.log.remains import check_heads, is_filler, keep_remains, tell_lost_end
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records
 from rmqkit.store.put import Appender
-from rmqkit.store.queue_recovery import mend_after_crash, mend_queues, tell_odd_queues
+from rmqkit.store.queue_recovery import enter_lite, mend_after_crash, mend_queues, tell_odd_queues
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.queue_ends import QueueEnds
-from rmqkit.store.queues.table import ConsumeQueues, DeletedTopics, light_numbers
+from rmqkit.store.queues.table import ConsumeQueues, DeletedTopics, whole
 from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
 from rmqkit.store.replica import IS_REPLICA, Replica, log_part
 from rmqkit.store.retention import Retention, RetentionRound, used_percent
@@ -114,6 +117,7 @@ class MessageStore:
     Attributes:
         log: the commit log. Only `Replica` and `put` append to it; every part can read it.
         queues: the consume queues by topic and queue id.
+        lite: the light queues of lite topics.
         reader: reads the queues.
         retention: deletes old files; `retention_round` runs it.
         flusher: makes log and queues durable. A test can run its flush cycles by hand.
@@ -146,6 +150,8 @@ class MessageStore:
         self.queues = ConsumeQueues(root, settings, is_batch_topic)
         self._deleted = DeletedTopics(root, self.log)
         self.queues.deleted_ends = self._deleted.ends
+        lite_file_bytes = whole(settings.lite_queue_file_bytes, LITE_ENTRY.size)
+        self.lite = LiteQueues(root, self.log, lite_file_bytes, self.queues.dirty, self._deleted.ends)
         self._start = LogStart(root, self.log, is_replica=is_replica)
         self._ends = QueueEnds(root, self.log, is_replica=is_replica)
         self._index = _index_of(root, settings)
@@ -156,6 +162,7 @@ class MessageStore:
             self._index,
             bitmap_of if settings.enable_consume_queue_ext else None,
             has_light=settings.enable_light_queues and settings.enable_multi_dispatch,
+            lite=self.lite,
             read_log=self._requests,
         )
         self.reader = Reader(self.log, settings)
@@ -173,7 +180,9 @@ class MessageStore:
             on_flushed=on_flushed,
             note_queues=lambda: self._ends.note_new(self.queues, self._flush_log),
         )
-        self._appender = appender = Appender(self.log, self.queues, self._dispatcher, self.flusher, settings, clock)
+        self._appender = appender = Appender(
+            self.log, self.queues, self._dispatcher, self.flusher, settings, clock, self.lite
+        )
         self.put, self.put_run, self.put_batch = appender.put, appender.put_run, appender.put_batch
         self.put_sends = appender.put_sends
         self.prepare, self.put_long_batch, self.batch = appender.prepare, appender.put_long_batch, appender.batch
@@ -187,6 +196,7 @@ class MessageStore:
             disk_used_percent,
             note_start=self._start.note,
         )
+        self._lite_folders: list[str] = []
         self._gap_max = 0  # maximum number of messages missing in a queue, according to the fillers of the log
         self._odd_count = 0  # additional missing messages: records that seem to be in a wrong queue
         self.kept_from: Callable[[], int] = lambda: self._dispatcher.position
@@ -264,6 +274,7 @@ class MessageStore:
             check_room(directory)
         self.log.queue.check()
         self.queues.check(clean=not self._abort_path.exists())
+        self.lite.check(clean=not self._abort_path.exists())
         if self._index is not None:
             self._index.check()
 
@@ -274,6 +285,7 @@ class MessageStore:
         self.log.queue.load()
         self._deleted.load()
         self.queues.load()
+        self.lite.load()
         self._checkpoint.load()
         if self._index is not None:
             log_start = max(0, self.log.min_offset)
@@ -330,10 +342,12 @@ class MessageStore:
         check_heads(self.root, log.queue.files, is_replica=self._replica is not None)
         self._ends.load(clean=is_clean)
         newest = queues.recover(clean=is_clean, take=self._ends.take)
+        self.lite.recover(clean=is_clean)
         if not log.queue.files:
             # The entries refer to a log that is gone. If they stayed, pulls would return the records of new messages.
             self._checkpoint.before_cut(0)
             queues.destroy_all()
+            self.lite.destroy_all()
             queues.sync_all()
             return LogEnd(0)
         indexed_end = sum(newest)
@@ -348,7 +362,7 @@ class MessageStore:
             self._settings,
             self._dispatch_again,
             self._enter_run,
-            on_replay=lambda offset: queues.truncate_for_replay(offset, log.min_offset, self._is_record),
+            on_replay=self._truncate_for_replay,
             clean=is_clean,
             newest=newest,
             indexed_end=indexed_end,
@@ -370,6 +384,7 @@ class MessageStore:
         # Cut derived files first and the log last: after a kill in between, the next start finds the same end.
         self._deleted.cut(end.offset)
         queues.truncate_physical(end.offset)
+        self.lite.truncate_physical(end.offset)
         log.queue.truncate(end.offset)
         if not is_clean:
             enter, gap_max = self._dispatcher.without_index(), self._gap_max + self._odd_count
@@ -381,12 +396,37 @@ class MessageStore:
         if end.newest_store_timestamp > end.last_store_timestamp:
             self._checkpoint.step_back(end.newest_store_timestamp, end.last_store_timestamp)
         log.queue.sync()  # after a clean stop this syncs only the cut: reappearing bytes would look like records
+        self._complete_lite()
+        self.lite.finish_recovery(self._deleted.ends)
+        self.lite.entries.sync()
+        self.lite.note_end()
         queues.sync_all()  # first: a synced queue can be read and closed again without a wait
         queues.finish_recovery(log.min_offset)
         self._checkpoint.logics_physical_offset = end.offset
         self._checkpoint.save()
         _log.info("store %s: log from %d to %d, %d queues", self.root, log.min_offset, end.offset, len(queues))
         return end
+
+    def _truncate_for_replay(self, start: int) -> None:
+        self.queues.truncate_for_replay(start, self.log.min_offset, self._is_record)
+        self.lite.truncate_for_replay(start)
+
+    def _complete_lite(self) -> None:
+        """Enter the messages of lite topics whose entries are missing, or that only the folders of Apache's broker
+        know, and stop using these folders. A clean stop removes them."""
+        folders = [topic for topic, _ in self.queues.table if split_lite_queue(topic)]
+        if folders:
+            _log.info("store %s: taking over %d light queues of lite topics", self.root, len(folders))
+        if self.lite.lacks_entries:
+            _log.warning("store %s: queue entries of lite topics are missing: entering them from the log", self.root)
+            self.lite.destroy_entries()
+        elif not folders:
+            return
+        start = max(0, self.log.min_offset, self.lite.entries.max_physical_offset)
+        enter_lite(self.log, start, self.queues, self._dispatcher.without_index(), self._delays_ms)
+        queues = [self.queues.table.pop((topic, 0)) for topic in folders]
+        self.lite.take_over({queue.topic: max(queue.max_offset, queue.next_offset) for queue in queues})
+        self._lite_folders = folders
 
     def _is_record(self, queue: ConsumeQueueBase, index: int, entry: tuple[Any, ...]) -> bool:
         """Return True if the log holds the record of a queue entry, or held the record before retention deleted it."""
@@ -465,8 +505,9 @@ class MessageStore:
         is_complete = is_whole and is_flushed and not self._dispatcher.pending and self.queues.write_held()
         if is_complete:
             self._ends.save(self.queues)
-        self._close_files()
+        self._close_files(is_complete=is_complete)
         if is_complete:
+            self.queues.remove_folders(self._lite_folders)
             try:
                 self._abort_path.unlink(missing_ok=True)
                 sync_directory(self.root)
@@ -484,7 +525,11 @@ class MessageStore:
             return False
         return True
 
-    def _close_files(self) -> None:
+    def _close_files(self, *, is_complete: bool = False) -> None:
+        try:
+            self.lite.close(is_complete=is_complete)
+        except OSError as error:
+            _log.error("store %s: the journal of lite topics is not written, the log replaces it: %s", self.root, error)
         self.retention.close()
         self.log.close()
         self.queues.close()
@@ -634,11 +679,12 @@ class MessageStore:
             and older.has(topic, queue_id, queue_offset)
         )
 
-    def _readable(self, topic: str, queue_id: int) -> ConsumeQueueBase | None:
+    def _readable(self, topic: str, queue_id: int) -> ConsumeQueueBase | LiteQueue | None:
         # Dispatch the puts of an open batch() first: a read returns every earlier put, even while a batch is open.
         if self._dispatcher.pending:
             self._dispatch_for_read()
-        return self.queues.table.get((topic, queue_id))
+        found = self.queues.table.get((topic, queue_id))
+        return self.lite.queue(topic, queue_id) if found is None and is_light(topic) else found
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """Return one past the offset of the last readable message, or 0 for an unknown queue."""
@@ -650,7 +696,9 @@ class MessageStore:
         if self._dispatcher.pending:
             self._dispatch_for_read()
         table = self.queues.table
-        return [0 if (queue := table.get((topic, one))) is None else queue.max_offset for one in queue_ids]
+        return [
+            self.max_offset(topic, one) if (q := table.get((topic, one))) is None else q.max_offset for one in queue_ids
+        ]
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """Return the offset of the first readable message, or 0 for an unknown queue."""
@@ -758,6 +806,7 @@ class MessageStore:
         self._deleted.add(newest)
         for topic in topics:
             self.queues.delete_topic(topic)
+            self.lite.delete_parent(topic)
 
     # ---- retention
 
@@ -768,7 +817,10 @@ class MessageStore:
         self.dispatch()
         self._catch_up()
         try:
-            return self.retention.run(min(self._dispatcher.position, self.kept_from()))
+            done = self.retention.run(min(self._dispatcher.position, self.kept_from()))
+            self.lite.drop_expired(self.log.min_offset)
+            self.lite.save()
+            return done
         finally:
             self._appender.refusal = self.retention.refusal if self._replica is None else IS_REPLICA
 

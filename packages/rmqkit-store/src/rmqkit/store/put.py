@@ -23,7 +23,7 @@ import msgspec
 from rmqkit.clock import Clock
 from rmqkit.errors import BodyError
 from rmqkit.protocol.core import Sends
-from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.names import RETRY_PREFIX, lite_queue, split_lite_queue
 from rmqkit.protocol.properties import NO_KEYS, PROPERTIES_BYTES_MAX, encoded_tags_code, find_property, in_stored_order
 from rmqkit.protocol.record import (
     BATCH_ENTRY_BYTES_MIN,
@@ -47,21 +47,15 @@ from rmqkit.protocol.record import (
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, StoredSends, queue_tags_code
 from rmqkit.store.flush import Flusher
 from rmqkit.store.inner_message import InnerMessage, PutResult, PutStatus
+from rmqkit.store.light import MULTI_DISPATCH, light_fault, light_names, numbered, too_many
+from rmqkit.store.lite.lite_queues import LITE_MARK, LiteQueue, LiteQueues
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import SECTOR_BYTES
 from rmqkit.store.long_batch import LongBatch
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
-from rmqkit.store.queues.table import (
-    MULTI_DISPATCH,
-    ConsumeQueues,
-    light_fault,
-    light_names,
-    numbered,
-    too_many,
-    topic_fault,
-)
+from rmqkit.store.queues.table import ConsumeQueues, topic_fault
 from rmqkit.store.settings import FlushDiskType, StoreSettings, parse_delay_levels
 
 __all__ = ["Appender"]
@@ -99,6 +93,7 @@ class Appender:
         flusher: Flusher,
         settings: StoreSettings,
         clock: Clock,
+        lite: LiteQueues,
     ) -> None:
         self.is_open = False
         self.refusal = ""
@@ -114,6 +109,7 @@ class Appender:
         self._delays_ms = parse_delay_levels(settings.message_delay_level)
         self._trailer_bytes = TRAILER_BYTES + 1 if settings.append_property_crc else 0
         self._has_light = settings.enable_light_queues
+        self._lite = lite
         self._variable_bytes_max = settings.commit_log_file_bytes - _FIXED_BYTES_MAX
 
     def dispatch(self) -> bool:
@@ -152,25 +148,48 @@ class Appender:
             or (message.keys is None and _INNER_NUM in message.properties)
         ):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=_inner_batch_fault(queue))
-        if self._has_light and (names := light_names(message.topic, message.properties)):
-            return self._append_with_light(queue, message, names)
+        properties = message.properties
+        if (self._has_light or LITE_MARK in properties) and (names := light_names(message.topic, properties)):
+            if not self._has_light:
+                names = [name for name in names if name == _own_lite_queue(message.topic, properties)]
+            if names:
+                return self._append_with_light(queue, message, names)
         return self._append(queue, message)
 
     def _append_with_light(self, queue: ConsumeQueueBase, message: InnerMessage, names: list[str]) -> PutResult:
-        if reason := light_fault(names):
+        """Append one message that is in light queues, too. It gets the next number of each of them."""
+        if reason := light_fault(names, message.topic):
             return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason)
-        settings = self._settings
-        if settings.limits_light_queues and too_many(self._queues, names, settings.light_queue_count_max):
-            return PutResult(PutStatus.LIGHT_QUEUES_EXCEEDED, reason="maxLmqConsumeQueueNum light queues exist")
-        light = [self._queues.obtain(name, 0) for name in names]
+        old, new = _split_light(names)
+        if reason := self._too_many(old, new):
+            return PutResult(PutStatus.LIGHT_QUEUES_EXCEEDED, reason=reason)
+        light: list[ConsumeQueueBase | LiteQueue] = [
+            self._lite.obtain(name) if name in new else self._queues.obtain(name, 0) for name in names
+        ]
         properties = numbered(message.properties, light)
         if len(properties) + self._trailer_bytes > PROPERTIES_BYTES_MAX:
-            return PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason=f"properties of {len(properties)} bytes")
-        appended = self._append(queue, msgspec.structs.replace(message, string=properties))
-        if appended.status is PutStatus.OK:
-            for one in light:
+            appended = PutResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, reason=f"properties of {len(properties)} bytes")
+        else:
+            numbers = [one.next_offset for one in light]
+            appended = self._append(queue, msgspec.structs.replace(message, string=properties))
+            appended.light_offset = numbers[0]
+            appended.lite_epoch = max((one.epoch for one in light if isinstance(one, LiteQueue)), default=0)
+        for one in light:
+            if isinstance(one, LiteQueue):
+                one.put(is_stored=appended.status is PutStatus.OK)
+            elif appended.status is PutStatus.OK:
                 one.next_offset += one is not queue
         return appended
+
+    def _too_many(self, light: list[str], lite: list[str]) -> str:
+        """Return the reason why no more light queues can be created, or an empty text if none would be."""
+        limits, count_max = self._settings.limits_light_queues, self._settings.light_queue_count_max
+        if limits and too_many(self._queues, light, count_max):
+            return "maxLmqConsumeQueueNum light queues exist"
+        count_max = self._settings.lite_topic_count_max
+        if len(self._lite.table) >= count_max and any(self._lite.queue(name) is None for name in lite):
+            return f"maxLiteTopicNum={count_max} lite topics exist"
+        return ""
 
     def put_batch(self, message: InnerMessage) -> PutResult:
         """Append a wire batch body: one record per message, or one inner batch if the topic has batch queues.
@@ -558,6 +577,18 @@ class Appender:
         if (error := self.dispatcher.failure) is not None:
             return f"consume queue cannot be written: errno {error.errno} {error.strerror}"
         return self.refusal
+
+
+def _own_lite_queue(topic: str, properties: bytes) -> str | None:
+    """Return the light queue of the lite topic that a message of a topic names."""
+    name = find_property(properties, LITE_MARK[:-1])
+    return None if name is None else lite_queue(topic, name.decode("utf-8", "replace"))
+
+
+def _split_light(names: list[str]) -> tuple[list[str], list[str]]:
+    """Return the light queues that have files of their own, and those of lite topics."""
+    new = [name for name in names if split_lite_queue(name)]
+    return [name for name in names if name not in new], new
 
 
 class _Batch(AbstractContextManager[None]):

@@ -32,16 +32,17 @@ Source: store.md §4, §12.2.
 from __future__ import annotations
 
 import logging
-from collections.abc import Set
+from collections.abc import Container, Set
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from rmqkit.errors import RecordCorrupt
-from rmqkit.protocol.names import SCHEDULE_TOPIC, is_light
+from rmqkit.protocol.names import SCHEDULE_TOPIC, is_light, split_lite_queue
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.store.dispatcher import Dispatcher, request_of
+from rmqkit.store.light import light_numbers
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.scan import Damage, has_numpy
 from rmqkit.store.log.view import LogView
@@ -50,7 +51,7 @@ from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.queue_ends import QueueEnds, QueueNote
 from rmqkit.store.queues.queue_ext import is_address
-from rmqkit.store.queues.table import ConsumeQueues, light_numbers
+from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.table_journal import stored_table
 
 __all__ = ["configured_topics", "mend_after_crash", "mend_queues", "tell_odd_queues"]
@@ -267,6 +268,19 @@ def _walk(
         deleted_end = queues.deleted_ends.get(one.queue.topic, -1)
         one.queue.max_physical_offset = max(deleted_end, one.queue.max_physical_offset)
     wanted = {(one.queue.topic, one.queue.queue_id) for one in broken}
+    _enter_wanted(log, start, queues, dispatcher, delays_ms, wanted, gap_max)
+
+
+def _enter_wanted(
+    log: CommitLog,
+    start: int,
+    queues: ConsumeQueues,
+    dispatcher: Dispatcher,
+    delays_ms: tuple[int, ...],
+    wanted: Container[tuple[str, int]],
+    gap_max: int = 0,
+) -> None:
+    """Enter the records of some queues from a physical offset of the log on."""
     view = LogView([(file.path, file.start) for file in log.queue.files if file.end > start])
     if has_numpy():
         from rmqkit.store.bulk import BulkDispatcher, DispatchColumns
@@ -285,7 +299,21 @@ def _walk(
                     if gap_max and isinstance(queue, ConsumeQueue):
                         queue.fill_gap(arrival.queue_offset, gap_max)
                     dispatcher.enter_own(arrival)
-                dispatcher.enter_light(arrival, wanted)
+                dispatcher.enter_light([arrival], wanted)
+
+
+class _LiteNames:
+    """A container of the topic and queue id of every lite topic's light queue."""
+
+    def __contains__(self, place: object) -> bool:
+        return isinstance(place, tuple) and split_lite_queue(place[0]) is not None
+
+
+def enter_lite(
+    log: CommitLog, start: int, queues: ConsumeQueues, dispatcher: Dispatcher, delays_ms: tuple[int, ...]
+) -> None:
+    """Enter the records of lite topics from a physical offset of the log on. Raises OSError: a write failed."""
+    _enter_wanted(log, start, queues, dispatcher, delays_ms, _LiteNames())
 
 
 def _log_rebuilt(root: Path, broken: list[_Broken]) -> None:

@@ -26,6 +26,7 @@ from msgspec import Struct
 from rmqkit.core import CORE
 from rmqkit.protocol.names import is_light
 from rmqkit.protocol.record import has_sound_body, record_topic
+from rmqkit.store.lite.lite_queues import LiteQueue
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.queues.base import BLANK_SIZE, ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
@@ -47,6 +48,10 @@ _I32_MIN, _I32_MAX = -(1 << 31), (1 << 31) - 1
 
 
 _log = logging.getLogger(__name__)
+
+
+AnyQueue = ConsumeQueueBase | LiteQueue
+"""A queue with a folder of its own, or the light queue of a lite topic."""
 
 
 class GetStatus(enum.Enum):
@@ -109,13 +114,13 @@ class Reader:
         self._log = log
         self._settings = settings
         self.doubted_end = 0
-        self._logged_lost: set[ConsumeQueueBase] = set()
+        self._logged_lost: set[AnyQueue] = set()
         self._select = CORE.select_records
         self._memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * settings.memory_ratio_max // 100
 
     def get(
         self,
-        queue: ConsumeQueueBase,
+        queue: AnyQueue,
         queue_offset: int,
         count_max: int,
         codes: frozenset[int] | None,
@@ -204,7 +209,7 @@ class Reader:
 
     def _general(
         self,
-        queue: ConsumeQueueBase,
+        queue: AnyQueue,
         queue_offset: int,
         count_max: int,
         codes: frozenset[int] | None,
@@ -273,14 +278,14 @@ class Reader:
             )
         return total_bytes + size > settings.transfer_bytes_on_disk_max or count >= settings.transfer_count_on_disk_max
 
-    def _is_sound(self, record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int) -> bool:
+    def _is_sound(self, record: memoryview, queue: AnyQueue, queue_offset: int, physical_offset: int) -> bool:
         """Return True if a slice of the log is the record of an entry in a queue."""
         shift = _shift(record, queue, queue_offset, physical_offset)
         if shift is None or (self._settings.check_crc_on_recover and not has_sound_body(record)):
             return False
         return shift == 0 or self._is_run(queue, queue_offset, shift)
 
-    def _is_run(self, queue: ConsumeQueueBase, queue_offset: int, shift: int) -> bool:
+    def _is_run(self, queue: AnyQueue, queue_offset: int, shift: int) -> bool:
         """Return True if the record of the previous or next entry has a number that differs from its entry by the same
         shift.
         After a gap in the numbers, brokers enter all later records at an index that is too low. This is not damage."""
@@ -291,7 +296,7 @@ class Reader:
                 return True
         return False
 
-    def _log_lost(self, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int, size: int) -> None:
+    def _log_lost(self, queue: AnyQueue, queue_offset: int, physical_offset: int, size: int) -> None:
         """Log that an entry is skipped, once per queue."""
         if queue not in self._logged_lost:
             self._logged_lost.add(queue)
@@ -301,25 +306,27 @@ class Reader:
                 *(queue.topic, queue.queue_id, queue_offset, size, physical_offset, shlex.quote(str(self._log.root))),
             )
 
-    def is_in_memory(self, queue: ConsumeQueueBase, queue_offset: int) -> bool:
+    def is_in_memory(self, queue: AnyQueue, queue_offset: int) -> bool:
         """Return True if a message is so near the end of the log that it counts as cached."""
         physical_offset, size = queue.place(queue_offset)
         return size > 0 and self._log.max_offset - physical_offset <= self._memory_bytes
 
     # ---- time
 
-    def store_time_at(self, queue: ConsumeQueueBase, queue_offset: int) -> int:
+    def store_time_at(self, queue: AnyQueue, queue_offset: int) -> int:
         """Return the storeTimestamp of a message, or -1 if the queue has no message at the offset."""
         if not queue.min_offset <= queue_offset < queue.max_offset:
             return -1
         return self._log.store_timestamp(*queue.place(queue_offset))
 
-    def offset_by_time(self, queue: ConsumeQueueBase, timestamp_ms: int, *, upper: bool) -> int:
+    def offset_by_time(self, queue: AnyQueue, timestamp_ms: int, *, upper: bool) -> int:
         """Return the offset of the first message at or after a time. With ``upper``, return the offset of the last
         message at or before the time.
         Source: store.md §16.2."""
         if queue.max_offset == 0:
             return 0
+        if isinstance(queue, LiteQueue):
+            return queue.offset_by_time(timestamp_ms, upper=upper)
         if isinstance(queue, BatchQueue):
             found = self._search_batches(queue, timestamp_ms, upper=upper)
         else:
@@ -389,7 +396,7 @@ def _found(queue: ConsumeQueue, following: int, records: list[memoryview], size:
     return GetResult(status, following, queue.min_offset, queue.max_offset, records, False, size, count)
 
 
-def _shift(record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physical_offset: int) -> int | None:
+def _shift(record: memoryview, queue: AnyQueue, queue_offset: int, physical_offset: int) -> int | None:
     """Return the difference between the number of a record and the number of its entry. Return None if the slice is not
     a complete record at its own offset with the queue's topic and queue id. Return 0 if the numbers cannot be compared:
     a record does not contain its numbers in light queues, and an entry of a batch queue has its own number.
@@ -410,9 +417,7 @@ def _shift(record: memoryview, queue: ConsumeQueueBase, queue_offset: int, physi
     return int(number - queue_offset)
 
 
-def _is_wanted(
-    queue: ConsumeQueueBase, stored_code: int, codes: frozenset[int] | None, accept_entry: EntryTest | None
-) -> bool:
+def _is_wanted(queue: AnyQueue, stored_code: int, codes: frozenset[int] | None, accept_entry: EntryTest | None) -> bool:
     """Return True if an entry passes both filters. An entry with an unknown tag passes the tag filter."""
     code: int | None = stored_code
     unit = None

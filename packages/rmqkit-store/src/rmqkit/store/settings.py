@@ -85,6 +85,15 @@ class StoreSettings(Struct, kw_only=True):
             low=46,
         ),
     ] = 300_000 * 46
+    lite_queue_file_bytes: Annotated[
+        int,
+        Setting(
+            "mappedFileSizeLiteQueue",
+            "size of a file with queue entries of lite topics, in bytes, rounded up to whole entries of 56 bytes",
+            low=56,
+            high=_I32_MAX,
+        ),
+    ] = 64 << 20
     timer_log_file_bytes: Annotated[
         int, Setting("mappedFileSizeTimerLog", "size of a timer log file, in bytes", low=68, high=_I32_MAX)
     ] = 100 << 20
@@ -102,6 +111,15 @@ class StoreSettings(Struct, kw_only=True):
     light_queue_count_max: Annotated[
         int, Setting("maxLmqConsumeQueueNum", "maximum number of light queues, if enableLmqQuota is true", low=0)
     ] = 20_000
+
+    lite_topic_count_max: Annotated[
+        int,
+        Setting(
+            "maxLiteTopicNum",
+            "maximum number of lite topics, each of about 200 bytes of memory; messages to further ones are refused",
+            low=0,
+        ),
+    ] = 2_000_000
 
     # ---- index
     message_index_enable: Annotated[bool, Setting("messageIndexEnable", "index messages by key")] = True

@@ -8,9 +8,9 @@ import pytest
 
 from rmqkit.protocol.properties import find_property
 from rmqkit.store import replica as replication
+from rmqkit.store.light import light_fault, light_names, light_numbers
 from rmqkit.store.message_store import PutStatus
 from rmqkit.store.offline.rebuild import rebuild
-from rmqkit.store.queues.table import light_fault, light_names, light_numbers
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 
 A, B = "%LMQ%a", "%LMQ%b"
@@ -44,7 +44,7 @@ def test_only_whole_numbers_of_light_queues_count():
     properties = b"INNER_MULTI_DISPATCH\x01%%LMQ%%a,%%LMQ%%b,plain\x02INNER_MULTI_QUEUE_OFFSET\x01%b\x02"
     assert light_numbers("T", properties % b"3,,7") == {A: 3}
     assert light_numbers("T", properties % b"3,4") == {}
-    assert [bool(light_fault([name])) for name in (A, "plain", "%LMQ%a/b")] == [False, True, True]
+    assert [bool(light_fault([name], "T")) for name in (A, "plain", "%LMQ%a/b")] == [False, True, True]
 
 
 def test_messages_are_numbered_read_and_reported_of_in_every_queue(tmp_path):

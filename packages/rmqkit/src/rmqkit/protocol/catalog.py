@@ -7,8 +7,8 @@ them with the rows of each schema module. A new request in a schema module needs
 from __future__ import annotations
 
 from rmqkit.protocol.codes import RequestCode
-from rmqkit.protocol.operation import BROKER, CLIENT, Operation, Server
-from rmqkit.protocol.schemas import access, brokers, clients, groups, offsets, pop, pull, send, topics
+from rmqkit.protocol.operation import BROKER, Operation, Server
+from rmqkit.protocol.schemas import access, brokers, clients, groups, lite, offsets, pop, pull, send, topics
 
 __all__ = ["CATALOG"]
 
@@ -19,8 +19,6 @@ _CONTAINER = (Server.CONTAINER,)
 _UNTYPED: tuple[tuple[int, tuple[Server, ...], tuple[int, ...]], ...] = (
     (2, BROKER, (50, 51, 52, 53, 54)),  # the plain ACL of 4.4 to 5.2
     (3, BROKER, (354, 355, 513, 1007, 1008, *range(2001, 2005), 5001, 200056)),
-    (3, BROKER, (*range(200070, 200073), *range(200074, 200080))),
-    (3, CLIENT, (200073,)),
     (3, _CONTROLLER, (*range(1001, 1007), *range(1009, 1014))),
     (3, _CONTAINER, (902, 903)),
 )
@@ -29,7 +27,7 @@ _UNTYPED: tuple[tuple[int, tuple[Server, ...], tuple[int, ...]], ...] = (
 def _catalog() -> dict[int, Operation]:
     found = [
         row
-        for module in (access, brokers, clients, groups, offsets, pop, pull, send, topics)
+        for module in (access, brokers, clients, groups, lite, offsets, pop, pull, send, topics)
         for row in module.OPERATIONS
     ]
     found += [

@@ -231,6 +231,7 @@ class ResponseCode(enum.IntEnum):
     ILLEGAL_OPERATION = 604
     GO_AWAY = 1500
     LMQ_QUOTA_EXCEEDED = 2017
+    LITE_SUBSCRIPTION_QUOTA_EXCEEDED = 2018
     # These numbers are AUTH_CREATE_USER and AUTH_UPDATE_USER, too: the response bit distinguishes them.
     USER_NOT_EXIST = 3001
     POLICY_NOT_EXIST = 3002

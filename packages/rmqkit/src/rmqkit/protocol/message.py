@@ -19,6 +19,7 @@ from rmqkit.protocol import properties as names
 from rmqkit.protocol.bodies import Body, decoder_of
 from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.ids import offset_id
+from rmqkit.protocol.names import lite_topic_fault
 from rmqkit.protocol.properties import RESERVED_NAMES, SETTABLE_NAMES, decode_properties
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, Record, decode_batch, host_text, iter_records
 from rmqkit.times import Duration, Moment, duration_ms, moment_ms, moment_of
@@ -41,6 +42,8 @@ class Message(Struct, kw_only=True):
         flag: a number of your application; brokers do not use it.
         wait_store: False lets the broker answer before the message is flushed and replicated.
         sharding_key: the key by which ordered sends choose the queue.
+        lite_topic: the lite topic below the topic, whose ``message.type`` is LITE: 1 to 64 letters, digits, ``-`` and
+            ``_``. All messages of a lite topic are in order. You cannot combine it with a priority or a delay.
         priority: 0 or higher. The message goes to the queue with this number, or to the last queue. A consumer that
             pops a topic with ``message.type=PRIORITY`` receives the highest priority first. You cannot combine it
             with a sharding key, a delay or a transaction.
@@ -60,6 +63,7 @@ class Message(Struct, kw_only=True):
     flag: int = 0
     wait_store: bool = True
     sharding_key: str | None = None
+    lite_topic: str | None = None
     priority: int | None = None
     delay_level: int = 0
     delay: Duration | None = None
@@ -79,7 +83,8 @@ class Message(Struct, kw_only=True):
     def wire_properties(self) -> dict[str, str]:
         """Return all properties to send, including RocketMQ's own.
         Raises ValueError: a property of the application has a reserved name, a value is not text, a key contains a
-        blank, a delay is negative, there is more than one delay, or a priority is negative or cannot be combined."""
+        blank, a delay is negative, there is more than one delay, the name of a lite topic is not allowed, or a priority
+        or a lite topic cannot be combined."""
         taken = _REFUSED_NAMES.intersection(self.properties)
         if taken:
             raise ValueError(f"property name {min(taken)} belongs to RocketMQ: choose another")
@@ -95,12 +100,22 @@ class Message(Struct, kw_only=True):
             merged[names.TAGS] = self.tags
         if self.sharding_key is not None:
             merged[names.SHARDING_KEY] = self.sharding_key
+        if self.lite_topic is not None:
+            merged[names.LITE_TOPIC] = self._lite_topic_text(self.lite_topic)
         if self.priority is not None:
             merged[names.PRIORITY] = self._priority_text(self.priority)
         if self.is_delayed:
             merged.update([self._delay()])
         merged[names.WAIT] = "true" if self.wait_store else "false"
         return merged
+
+    def _lite_topic_text(self, lite_topic: str) -> str:
+        fault = lite_topic_fault(lite_topic)
+        if fault is not None:
+            raise ValueError(f"lite_topic={lite_topic!r}: {fault}")
+        if self.is_delayed or self.priority is not None:
+            raise ValueError("a message of a lite topic has no delay and no priority: leave them out")
+        return lite_topic
 
     def _priority_text(self, priority: int) -> str:
         if not 0 <= priority < 1 << 31:
@@ -134,6 +149,7 @@ class MessageFields(TypedDict, total=False):
     flag: int
     wait_store: bool
     sharding_key: str | None
+    lite_topic: str | None
     priority: int | None
     delay_level: int
     delay: Duration | None
@@ -232,6 +248,11 @@ class ReceivedMessage(Struct, kw_only=True):
     def tags(self) -> str | None:
         """The tag of the message, or None if it has no tag."""
         return self.properties.get(names.TAGS)
+
+    @property
+    def lite_topic(self) -> str | None:
+        """The lite topic of the message, or None."""
+        return self.properties.get(names.LITE_TOPIC)
 
     @property
     def keys(self) -> list[str]:

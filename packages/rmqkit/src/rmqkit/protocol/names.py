@@ -22,6 +22,7 @@ BENCHMARK_TOPIC = "BenchmarkTest"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 RETRY_PREFIX = "%RETRY%"
 LIGHT_PREFIX = "%LMQ%"
+LITE_QUEUE_PREFIX = "%LMQ%$"
 DLQ_PREFIX = "%DLQ%"
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 SYNC_BROKER_MEMBER_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
@@ -33,6 +34,7 @@ SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 TOPIC_CHARACTERS_MAX = 127
 RETRY_TOPIC_CHARACTERS_MAX = 255
 GROUP_CHARACTERS_MAX = 120
+LITE_TOPIC_BYTES_MAX = 64
 
 assert GROUP_CHARACTERS_MAX + len(RETRY_PREFIX) <= RETRY_TOPIC_CHARACTERS_MAX, "every group has a retry topic"
 
@@ -64,6 +66,7 @@ SYSTEM_GROUPS = (
 
 _LEGAL = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 _LEGAL_TEXT = "^[%|a-zA-Z0-9_-]+$"
+_LEGAL_LITE = re.compile(r"[a-zA-Z0-9_-]+", re.ASCII)
 
 
 NO_LITE_TOPICS = "lite topics are not supported by rmqkit: use a FIFO topic, with a message group for each lite topic"
@@ -97,6 +100,30 @@ def is_light(name: str) -> bool:
     """Return True if the name belongs to a light queue, or to a group with separately stored offsets
     (``MixAll.isLmq``)."""
     return name.startswith(LIGHT_PREFIX)
+
+
+def lite_queue(parent: str, lite_topic: str) -> str:
+    """Return the name of the light queue of a lite topic. Source: lite.md §1."""
+    return f"{LIGHT_PREFIX}${parent}${lite_topic}"
+
+
+def split_lite_queue(name: str) -> tuple[str, str] | None:
+    """Return parent and lite topic of a light queue ``%LMQ%$parent$lite``. Return None for any other name: the light
+    queue of no lite topic. Source: lite.md §3."""
+    prefix, *parts = name.split("$")
+    return (parts[0], parts[1]) if prefix == LIGHT_PREFIX and len(parts) == 2 and all(parts) else None
+
+
+def lite_topic_fault(lite_topic: str) -> str | None:
+    """Return the fault of a lite topic's name, in the words of the reference, or None if the name is valid.
+    Source: lite.md §3."""
+    if not lite_topic.strip():
+        return "lite topic cannot be the char sequence of whitespace"
+    if len(lite_topic.encode("utf-8", "replace")) > LITE_TOPIC_BYTES_MAX:
+        return f"lite topic exceed the max size {LITE_TOPIC_BYTES_MAX}"
+    if not _LEGAL_LITE.fullmatch(lite_topic):
+        return "lite topic can only contain alphanumeric characters, hyphens(-), and underscores(_)"
+    return None
 
 
 def is_system_topic(topic: str) -> bool:

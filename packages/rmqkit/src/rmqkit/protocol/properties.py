@@ -66,6 +66,10 @@ FIRST_POP_TIME = "1ST_POP_TIME"
 INNER_NUM = "INNER_NUM"
 INNER_BASE = "INNER_BASE"
 INNER_MULTI_DISPATCH = "INNER_MULTI_DISPATCH"
+INNER_MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
+LITE_TOPIC = "__LITE_TOPIC"
+LITE_EPOCH = "__LITE_EPOCH"
+"""The life of a lite topic to which a message belongs. rmqkit stores it from the second life on."""
 TIMER_DELAY_SECONDS = "TIMER_DELAY_SEC"
 TIMER_DELAY_MS = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
@@ -99,6 +103,7 @@ RESERVED_NAMES = frozenset((
     "TIMER_ROLL_TIMES", "TIMER_OUT_MS", "TIMER_DEL_UNIQKEY", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS",
     "TIMER_DELAY_MS", "__SHARDINGKEY", "__CRC32#", "REDIRECT", "PROPERTY_FORWARD_QUEUE_ID", "DLQ_ORIGIN_TOPIC",
     "DLQ_ORIGIN_MESSAGE_ID", "TRACE_CONTEXT", "__BORNHOST", "BORN_TIMESTAMP", "__transactionId__",
+    "__LITE_TOPIC", "__LITE_EPOCH",
 ))
 # fmt: on
 """The names of RocketMQ's own properties. A copy of a message does not have them. Source: remoting.md §8.1."""
@@ -256,6 +261,19 @@ def java_hash(text: str) -> int:
         for i in range(0, len(encoded), 2):
             h = (31 * h + (encoded[i] << 8 | encoded[i + 1])) & 0xFFFFFFFF
     return h - 0x1_0000_0000 if h & 0x8000_0000 else h
+
+
+def lite_queue_id(lite_topic: str, count: int) -> int:
+    """Return the index of the queue of the parent topic for messages of a lite topic, among ``count`` queues: a jump
+    consistent hash, as RocketMQ's proxies choose it. Source: lite.md §4."""
+    assert count > 0, "a topic has queues"
+    mask = (1 << 64) - 1
+    state, chosen, following = java_hash(lite_topic) & mask, 0, 0
+    while following < count:
+        chosen = following
+        state = (state * 2862933555777941757 + 1) & mask
+        following = int((chosen + 1) / (((state >> 33) + 1) / (1 << 31)))
+    return chosen
 
 
 @functools.lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ from typing import Protocol
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import Durability
+from rmqkit.broker.lite.service import LiteService
 from rmqkit.broker.older import OlderMessages
 from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.long_polling import LongPolling
@@ -44,6 +45,7 @@ class OperationsContext(Protocol):
 
     durability: Durability | None
     groups: GroupTable
+    lite: LiteService | None
     long_polling: LongPolling
     offsets: OffsetTable
     pop: PopService | None

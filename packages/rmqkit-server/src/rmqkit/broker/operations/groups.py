@@ -7,19 +7,20 @@ Source: remoting.md §4.4, §6.4.9, §6.4.13, §6.7; behaviour.md §5.2, §9.9, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from datetime import datetime
 
 import msgspec
 
 from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.lite.subscriptions import BINDING
 from rmqkit.broker.operations import OperationsContext
 from rmqkit.broker.operations.topics import GROUP_ATTRIBUTES, alter
 from rmqkit.broker.tables.groups import request_modes_file
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.names import group_fault
+from rmqkit.protocol.names import group_fault, topic_fault
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.groups import (
     DeleteGroupRequest,
@@ -149,6 +150,8 @@ class GroupHandlers(Handlers[OperationsContext]):
         self._context.statistics.drop_counters(groups=groups)
         if with_offsets:
             self._context.offsets.remove_group(*groups)
+        if self._context.lite is not None:
+            self._context.lite.delete_groups(groups)
 
     async def _put(self, command: Command, wanted: list[SubscriptionGroupConfig]) -> Command:
         """Create or change groups. The attributes of ``wanted`` are signed changes."""
@@ -166,9 +169,20 @@ class GroupHandlers(Handlers[OperationsContext]):
                     config.attributes = alter(current, config.attributes or {}, GROUP_ATTRIBUTES, is_new=known is None)
                 except ValueError as error:
                     return reply(command, ResponseCode.SYSTEM_ERROR, str(error))
+                if (fault := _lite_fault(config.attributes)) is not None:
+                    return reply(command, ResponseCode.INVALID_PARAMETER, fault)
         if wanted:
             await self._context.groups.put_shared(*wanted)
         return reply(command)
+
+
+def _lite_fault(attributes: Mapping[str, str]) -> str | None:
+    """Return the fault of a group's attributes for lite topics, or None. Source: lite.md §2."""
+    parent = attributes.get(BINDING)
+    if parent is not None:
+        return topic_fault(parent)
+    lite = next((name for name in attributes if name.startswith("lite.")), None)
+    return None if lite is None else f"{lite} needs {BINDING}: set it to the parent topic of the group's lite topics"
 
 
 # The value for "no correction": the offset of the compared group is the lowest.

@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 
 from msgspec.structs import replace
 
-from rmqkit.broker.handlers import Handlers, answers, by_global_number
+from rmqkit.broker.handlers import Handlers, answers, by_global_number, of_lite_topic
 from rmqkit.broker.older import when_found
 from rmqkit.broker.operations import OperationsContext
 from rmqkit.broker.settings import BrokerRole
@@ -52,8 +52,11 @@ class OffsetHandlers(Handlers[OperationsContext]):
     def query(self, connection: Connection, command: Command) -> Command:
         """Return the committed offset. If there is none, return 0 if a new group gets every message
         (`_starts_at_0`)."""
-        header = decode_header_leniently(command, QueryConsumerOffsetRequest, drops_unreadable=False)
-        offset = self._context.offsets.get(header.consumer_group, header.topic, header.queue_id)
+        header = of_lite_topic(decode_header_leniently(command, QueryConsumerOffsetRequest, drops_unreadable=False))
+        lite = self._context.lite
+        offset = None if lite is None else lite.committed(header.consumer_group, header.topic)
+        if offset is None:
+            offset = self._context.offsets.get(header.consumer_group, header.topic, header.queue_id)
         if offset is not None and offset >= 0:
             return reply(command, header=OffsetResponse(offset))
         if header.set_zero_if_not_found is False:
@@ -81,7 +84,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @by_global_number
     def update(self, connection: Connection, command: Command) -> Command:
         """Commit an offset. After a reset by an operator, commits are ignored while the reset is pending."""
-        header = decode_header_leniently(command, UpdateConsumerOffsetRequest)
+        header = of_lite_topic(decode_header_leniently(command, UpdateConsumerOffsetRequest))
         # Use `in`: `get` might create a deleted group again for the last commit of a leaving client.
         if header.consumer_group not in self._context.groups:
             remark = f"Group {header.consumer_group} not exist!"
@@ -92,6 +95,9 @@ class OffsetHandlers(Handlers[OperationsContext]):
             return reply(command, ResponseCode.INVALID_PARAMETER, f"QueueId is null, topic is {header.topic}")
         if header.commit_offset is None:
             return reply(command, ResponseCode.INVALID_PARAMETER, f"Offset is null, topic is {header.topic}")
+        lite = self._context.lite
+        if lite is not None and lite.commit(header.consumer_group, header.topic, header.commit_offset):
+            return reply(command)
         # Ignore the commit: it would undo a reset that the client does not know yet. The next pull redirects it.
         if self._context.offsets.has_reset(header.consumer_group, header.topic, header.queue_id):
             return reply(command, remark="Offset has been previously reset")
@@ -101,14 +107,14 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.GET_MAX_OFFSET)
     @by_global_number
     def max_offset(self, connection: Connection, command: Command) -> Command:
-        header = decode_header(command, QueueRequest)
+        header = of_lite_topic(decode_header(command, QueueRequest))
         return reply(command, header=OffsetResponse(self._context.store.max_offset(header.topic, header.queue_id)))
 
     @answers(RequestCode.GET_MIN_OFFSET)
     @by_global_number
     def min_offset(self, connection: Connection, command: Command) -> Command:
         """Return the first offset of a queue. Like the reference, return -1 for a batch queue that is still empty."""
-        header = decode_header(command, QueueRequest)
+        header = of_lite_topic(decode_header(command, QueueRequest))
         offset = self._context.first_offset(header.topic, header.queue_id)
         is_empty = not offset and self._context.store.max_offset(header.topic, header.queue_id) == 0
         if is_empty and self._context.topics.is_batch_topic(header.topic):
@@ -120,7 +126,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     def search(self, connection: Connection, command: Command) -> Command | Awaitable[Command]:
         """Return the offset of the first message at or after a time. With the lower boundary, this can also be a
         message that was deleted from the log and that another place has."""
-        header = decode_header(command, SearchOffsetRequest)
+        header = of_lite_topic(decode_header(command, SearchOffsetRequest))
         # 4.9 clients send no boundary, which means the lower boundary.
         upper = (header.boundary_type or "").upper() == "UPPER"
         offset = self._context.store.offset_by_time(header.topic, header.queue_id, header.timestamp, upper=upper)
@@ -135,7 +141,7 @@ class OffsetHandlers(Handlers[OperationsContext]):
     @answers(RequestCode.GET_EARLIEST_MSG_STORETIME)
     @by_global_number
     def earliest_store_time(self, connection: Connection, command: Command) -> Command:
-        header = decode_header(command, QueueRequest)
+        header = of_lite_topic(decode_header(command, QueueRequest))
         timestamp = self._context.store.earliest_store_time(header.topic, header.queue_id)
         return reply(command, header=StoreTimeResponse(timestamp))
 

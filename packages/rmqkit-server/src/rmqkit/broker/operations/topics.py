@@ -25,7 +25,7 @@ from rmqkit.broker.operations import OperationsContext
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.names import NO_LITE_TOPICS, is_light, retry_topic, topic_fault
+from rmqkit.protocol.names import is_light, retry_topic, topic_fault
 from rmqkit.protocol.schemas.topics import (
     CreateTopicRequest,
     TopicConfig,
@@ -45,13 +45,15 @@ _LONG = range(-(1 << 63), 1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """The values that an attribute can have: a few words, or the integers in a range."""
+    """The values that an attribute can have: a few words, the integers in a range, or any text (None)."""
 
-    values: tuple[str, ...] | range
+    values: tuple[str, ...] | range | None
     is_changeable: bool = True
 
     def check(self, value: str) -> None:
         """Check a value. Raises ValueError: the value is not allowed."""
+        if self.values is None:
+            return
         if isinstance(self.values, tuple):
             if value not in self.values:
                 raise ValueError(f"value is not in set: [{', '.join(self.values)}]")
@@ -70,9 +72,20 @@ TOPIC_ATTRIBUTES: Mapping[str, Attribute] = {
     "queue.type": Attribute(("SimpleCQ", "BatchCQ"), is_changeable=False),
     "cleanup.policy": Attribute(("DELETE", "COMPACTION"), is_changeable=False),
     "message.type": Attribute(("UNSPECIFIED", "MIXED", "TRANSACTION", "PRIORITY", "FIFO", "DELAY", "LITE", "NORMAL")),
+    "lite.topic.expiration": Attribute(range(-1, 43_201)),
     "reserve.time": Attribute(_LONG),
 }
-GROUP_ATTRIBUTES: Mapping[str, Attribute] = {"priority.factor": Attribute(range(101))}
+_BOOLEAN = ("true", "false")
+GROUP_ATTRIBUTES: Mapping[str, Attribute] = {
+    "priority.factor": Attribute(range(101)),
+    "lite.bind.topic": Attribute(None),
+    "lite.sub.model": Attribute(("Shared", "Exclusive")),
+    "lite.sub.wildcard": Attribute(None),
+    "lite.sub.reset.offset.exclusive": Attribute(_BOOLEAN),
+    "lite.sub.reset.offset.unsubscribe": Attribute(_BOOLEAN),
+    "lite.sub.client.quota": Attribute(range(-1, _LONG.stop)),
+    "lite.sub.client.max.event.cnt": Attribute(range(10, _LONG.stop)),
+}
 
 
 def parse_changes(text: str) -> dict[str, str]:
@@ -103,8 +116,6 @@ def alter(
             raise ValueError(f"only add attribute is supported while creating topic. key: {name}")
         if sign not in ("+", "-") or not name:
             raise ValueError("kv string format wrong.")
-        if name.startswith("lite.") or (sign, name, value) == ("+", "message.type", "LITE"):
-            raise ValueError(NO_LITE_TOPICS)
         attribute = known.get(name)
         if attribute is None:
             raise ValueError(f"unsupported key: {name}")

@@ -30,6 +30,7 @@ from functools import partial
 
 from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Outcome, Refusal
 from rmqkit.broker.handlers import Handlers, answers, needs_parser, when_prepared
+from rmqkit.broker.lite.handlers import ack_lite, change_lite
 from rmqkit.broker.older import Fetched, Missing, read_when_fetched
 from rmqkit.broker.pop.check_points import Waiting
 from rmqkit.broker.pop.in_flight import AckKey
@@ -404,6 +405,8 @@ class PopAckHandlers(PopHandlerBase):
     def ack(self, connection: Connection, command: Command) -> Command | None:
         """Store that a message is consumed."""
         header = decode_header_leniently(command, AckMessageRequest, drops_unreadable=False)
+        if header.lite_topic:
+            return reply(command, *ack_lite(self._context, header))
         refusal = self._refusal(connection, header)
         if refusal is not None:
             return reply(command, *refusal)
@@ -438,6 +441,9 @@ class PopAckHandlers(PopHandlerBase):
     def change(self, connection: Connection, command: Command) -> Command | None:
         """Change the time at which a message is redelivered. The answer has the parts of the new handle."""
         header = decode_header_leniently(command, ChangeInvisibleTimeRequest, drops_unreadable=False)
+        if header.lite_topic:
+            answer, changed = change_lite(self._context, header)
+            return reply(command, *answer, header=changed)
         nothing = ChangeInvisibleTimeResponse()
         refusal = self._refusal(connection, header)
         if refusal is not None:

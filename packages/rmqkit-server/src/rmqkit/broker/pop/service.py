@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rmqkit.broker.durability import Durability
 from rmqkit.broker.handlers import OwnAddress
+from rmqkit.broker.lite.service import LiteService
 from rmqkit.broker.older import OlderMessages
 from rmqkit.broker.pop.check_points import CheckPointStore, PopWriteBatch, revive_topic
 from rmqkit.broker.pop.order import OrderTable
@@ -47,6 +48,7 @@ from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.tasks import Tasks, Turns
 from rmqkit.store.message_store import DispatchRequest, MessageStore, StoredSends
+from rmqkit.store.settings import StoreSettings
 from rmqkit.store.table_journal import journal_of
 
 if TYPE_CHECKING:
@@ -72,11 +74,13 @@ class PopContext(Protocol):
     durability: Durability | None
     groups: GroupTable
     identity: OwnAddress
+    lite: LiteService | None
     offsets: OffsetTable
     pop: PopService | None
     settings: BrokerSettings
     statistics: Statistics
     store: MessageStore
+    store_settings: StoreSettings
     topics: TopicTable
 
     @property

@@ -27,6 +27,7 @@ from rmqkit.broker.handlers import (
     answers,
     by_global_number,
     needs_parser,
+    of_lite_topic,
     when_prepared,
 )
 from rmqkit.broker.older import Fetched, Missing, OlderMessages, read_when_fetched
@@ -43,7 +44,7 @@ from rmqkit.errors import HeaderError
 from rmqkit.filter import SQL92, is_tag_type
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.names import RETRY_PREFIX
+from rmqkit.protocol.names import RETRY_PREFIX, split_lite_queue
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.pull import ForbiddenType, PullFlag, PullMessageRequest, PullMessageResponse
 from rmqkit.protocol.schemas.topics import Permission, TopicConfig
@@ -83,6 +84,7 @@ _LITE_PULL = RequestCode.LITE_PULL_MESSAGE.value
 _COPIED_BYTES_MAX = 256 << 10
 
 _MAY_MISS = {"commitOffset": "0", "suspendTimeoutMillis": "0", "subVersion": "0"}
+LITE_TOPIC_EXPIRED = "lite topic expired"
 _NO_GROUP_INFO = f"the consumer's group info not exist{FAQ}"
 
 _log = logging.getLogger(__name__)
@@ -139,6 +141,7 @@ class PullHandlers(Handlers[PullContext]):
             header = decode_header(command, PullMessageRequest)
         except HeaderError:
             header = decode_header_leniently(command, PullMessageRequest, missing=_MAY_MISS, drops_unreadable=False)
+        header = of_lite_topic(header)
         if header.expression_type == SQL92 and needs_parser():
             return when_prepared(connection, lambda: self._pull(connection, command, header, may_hold=True))
         return self._pull(connection, command, header, may_hold=True)
@@ -163,6 +166,8 @@ class PullHandlers(Handlers[PullContext]):
         except _Refused as refused:
             why = None if refused.forbidden is None else {"forbiddenType": str(refused.forbidden.value)}
             return reply(command, refused.code, refused.remark, fields=why)
+        if header.lite_epoch is not None and (gone := self._gone(header, header.lite_epoch)) is not None:
+            return reply(command, ResponseCode.QUERY_NOT_FOUND, LITE_TOPIC_EXPIRED, fields={"epoch": str(gone)})
         # Redirect before the read: otherwise an old client would ignore a reset, and read and commit its old offset.
         reset_to = context.offsets.redirect(connection, group, topic, queue_id, header.queue_offset, is_new=may_hold)
         if reset_to is not None:
@@ -199,6 +204,17 @@ class PullHandlers(Handlers[PullContext]):
             if not is_found and header.sys_flag & _SUSPEND and _code_of(found, header) == ResponseCode.PULL_NOT_FOUND:
                 return self._hold(connection, command, header, wanted)
         return self._answer(connection, command, header, found, topic_config, config)
+
+    def _gone(self, header: PullMessageRequest, epoch: int) -> int | None:
+        """Return the present life of a lite topic if the requested life is over, else None. Source: lite.md §5."""
+        lite = self._context.store.lite
+        queue, place = lite.queue(header.topic), split_lite_queue(header.topic)
+        if place is None:
+            return None
+        parent = lite.table.parents.get(place[0])
+        present = queue.epoch if queue is not None else 1 if parent is None else parent.first_epoch
+        is_live = queue is not None and lite.table.is_live(queue.slot)
+        return None if present == epoch and is_live else present + (queue is not None and not is_live)
 
     def _hold(
         self, connection: Connection, command: Command, header: PullMessageRequest, wanted: PullFilter

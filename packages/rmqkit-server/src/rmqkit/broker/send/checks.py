@@ -118,7 +118,7 @@ class SendChecks:
             return ResponseCode.INVALID_PARAMETER, fault
         if topic is not None and topic.order and not settings.broker_permission & Permission.WRITE:
             return ResponseCode.NO_PERMISSION, f"the broker[{self._identity.ip}] sending message is forbidden"
-        if name in names.FORBIDDEN_TO_SEND:
+        if name in names.FORBIDDEN_TO_SEND or names.split_lite_queue(name):
             return ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
         if topic is None:
             template, queues = header.default_topic, header.default_topic_queue_nums

@@ -43,6 +43,7 @@ _NOT_PLAIN = (
     property_names.TRANSACTION_PREPARED,
     property_names.POP_CHECK_POINT,
     property_names.INNER_MULTI_DISPATCH,
+    property_names.LITE_TOPIC,
     property_names.PRIORITY,
 )
 _NOT_TIMED = (
@@ -123,7 +124,7 @@ class FastPath:
         if durability is not None and (durability.is_full or durability.lacks_replicas or sends.waits_not):
             return False
         for topic, queue_id, _, _ in sends.queues:
-            if queue_id >= self._queue_count(topic):
+            if queue_id >= self._queue_count(topic, is_batch=sends.is_batch):
                 return False
         try:
             # `_keep` changes the messages to store, not the chunk. If the messages are handled one by one, they are
@@ -146,18 +147,25 @@ class FastPath:
         durability.hold(end_offset, release, answers=len(sends.opaques))
         return True
 
-    def _queue_count(self, name: str) -> int:
+    def _queue_count(self, name: str, *, is_batch: bool) -> int:
         """Return the number of queues for plain sends of a topic. The number is 0 if messages have to be handled one by
         one, because `SendChecks.topic_of` refuses them, or because the topic needs more than storing."""
         topic, settings = self._topics.get(name), self._settings
         # Leave a missing topic to the handler: it creates the topic and answers when the name servers know the topic.
         if topic is None or topic.topic_filter_type == "MULTI_TAG":
             return 0
+        if is_batch and topic.is_lite:  # its messages may be in a lite topic: the reader looks only at single sends
+            return 0
         if topic.attributes and not topic.attributes.keys() <= _HARMLESS:
             return 0
         # A static topic numbers its queues over several brokers. Messages that are sent directly to a delay topic must
         # not be timed.
-        if name in names.FORBIDDEN_TO_SEND or name in SCHEDULED or name in self._topics.static.local:
+        if (
+            name.startswith(names.LITE_QUEUE_PREFIX)
+            or name in names.FORBIDDEN_TO_SEND
+            or name in SCHEDULED
+            or name in self._topics.static.local
+        ):
             return 0
         if settings.accept_sends_from_ms and self._clock.now_ms() < settings.accept_sends_from_ms:
             return 0

@@ -28,6 +28,8 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
 
+import msgspec
+
 from rmqkit.broker.delay.timer import schedule_timed
 from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Outcome, Refusal, put_refusal
 from rmqkit.broker.handlers import Handlers, answers, by_global_number, when_published
@@ -43,6 +45,7 @@ from rmqkit.broker.send.checks import (
     tries_max,
 )
 from rmqkit.broker.send.fast_path import FastPath
+from rmqkit.broker.send.lite import in_lite_topic, lite_members, lite_refusal
 from rmqkit.broker.send.long_batch import LongBatches, StoredBatch
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import names
@@ -81,6 +84,7 @@ class SendHandlers(Handlers[SendContext]):
     def __init__(self, context: SendContext) -> None:
         super().__init__(context)
         self._is_orderly = context.queue_locks.is_any_held
+        self._has_light = context.store_settings.enable_light_queues and context.store_settings.enable_multi_dispatch
         self._unique_keys = UniqueKeys(self._context.identity.store_host[:-4], os.getpid(), random.getrandbits(32))
         self._store_settings = context.store_settings
         self._checks = SendChecks(context)
@@ -152,7 +156,16 @@ class SendHandlers(Handlers[SendContext]):
             reconsume_times=header.reconsume_times or 0,
         )
         if header.batch:
+            members = lite_members(message, topic, has_light=self._has_light)
+            if isinstance(members, tuple):
+                return self._refuse(command, *members)
+            if members is not None:
+                return self._store_members(connection, command, message, members)
             return self._store_batch(connection, command, message)
+        if property_names.LITE_TOPIC in message.parsed:
+            if (refusal := lite_refusal(topic, message.parsed)) is not None:
+                return self._refuse(command, *refusal)
+            message = in_lite_topic(message, topic, has_light=self._has_light)
         return self._store_one(connection, command, message, header, topic)
 
     def _store_one(
@@ -204,6 +217,8 @@ class SendHandlers(Handlers[SendContext]):
         }
         if property_names.TIMER_OUT_MS in kept.parsed:
             self._add_recall_handle(answer, kept)
+        if put.lite_epoch:
+            answer |= {"liteOffset": str(put.light_offset), "liteEpoch": str(put.lite_epoch)}
         return self._answer(connection, command, put, answer, waits=waits)
 
     def _scheduled(self, message: InnerMessage) -> InnerMessage | Refusal:
@@ -260,6 +275,31 @@ class SendHandlers(Handlers[SendContext]):
         ids = offset_ids(message.store_host, put.physical_offsets)
         return self._answer_batch(connection, command, message, put, unique_key, ids, waits=waits)
 
+    def _store_members(
+        self, connection: Connection, command: Command, sent: InnerMessage, members: list[InnerMessage]
+    ) -> Command | None:
+        """Store the messages of a batch one by one, with one dispatch, because they are in a lite topic."""
+        refusal = self._batch_refusal(sent)
+        waits = self._waits(sent)
+        if refusal is None and waits and self._lacks_replicas:
+            refusal = NOT_ENOUGH_REPLICAS
+        if refusal is not None:
+            return self._refuse(command, *refusal)
+        puts: list[PutResult] = []
+        with self._context.store.batch():
+            for member in members:
+                put = self._context.store.put(changed(member, self._stamps))
+                if put.status is not PutStatus.OK:
+                    return self._refuse(command, *put_refusal(put, self._store_settings.message_bytes_max))
+                puts.append(put)
+        first, last = puts[0], puts[-1]
+        offsets = [put.physical_offset for put in puts]
+        stored = msgspec.structs.replace(first, end_offset=last.end_offset, physical_offsets=offsets)
+        ms = self._context.clock.monotonic_ms() - connection.active_ms
+        self._context.recorder.stored_batch(sent, stored, ms)
+        unique_key, ids = sent.parsed.get(property_names.UNIQ_KEY), offset_ids(sent.store_host, offsets)
+        return self._answer_batch(connection, command, sent, stored, unique_key, ids, waits=waits)
+
     async def _answer_long_batch(
         self,
         connection: Connection,
@@ -293,6 +333,8 @@ class SendHandlers(Handlers[SendContext]):
             queue_offset=put.queue_offset,
             transaction_id=unique_key,
             batch_uniq_id=unique_key if self._context.topics.is_batch_topic(message.topic) else None,
+            lite_offset=put.light_offset if put.lite_epoch else None,
+            lite_epoch=put.lite_epoch or None,
         )
         answer_fields = header_fields(answer) | self._answer_fields
         return self._answer(connection, command, put, answer_fields, waits=waits)

@@ -15,7 +15,7 @@ from collections.abc import Awaitable
 
 from rmqkit.broker.durability import CODES, Outcome
 from rmqkit.broker.handlers import Handlers, answers
-from rmqkit.broker.messages import changed, message_from
+from rmqkit.broker.messages import changed, message_from, not_in_lite_topics
 from rmqkit.broker.send.checks import SendContext, tries_max
 from rmqkit.broker.transaction.half import record_at
 from rmqkit.protocol import properties as property_names
@@ -99,6 +99,7 @@ class SendBackHandlers(Handlers[SendContext]):
                 or first_id,
                 property_names.DELAY: str(level),
                 property_names.WAIT: "false",
+                **not_in_lite_topics(kept.parsed),
             },
         )
         if level > 0 and message.sys_flag & TRANSACTION_MASK in (0, TRANSACTION_COMMIT):

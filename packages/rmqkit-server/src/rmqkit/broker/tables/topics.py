@@ -276,8 +276,12 @@ class TopicTable:
 
     def get(self, topic: str) -> TopicConfig | None:
         config = self._table.get(topic)
-        if config is None and self._has_light and names.is_light(topic):
-            return TopicConfig(topic, 1, 1, _ALL)
+        if config is None and names.is_light(topic):
+            lite = names.split_lite_queue(topic)
+            parent = None if lite is None else self._table.get(lite[0])
+            if parent is not None and parent.is_lite:
+                return TopicConfig(topic, 1, 1, parent.perm)
+            return TopicConfig(topic, 1, 1, _ALL) if self._has_light else None
         return config
 
     def is_batch_topic(self, topic: str) -> bool:

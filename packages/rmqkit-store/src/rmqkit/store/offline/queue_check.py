@@ -40,6 +40,7 @@ from rmqkit.store.dispatcher import request_of
 from rmqkit.store.index.file import ENTRY as INDEX_ENTRY
 from rmqkit.store.index.file import HEADER, SLOT, key_hashes
 from rmqkit.store.index.index import full_files, missing_files
+from rmqkit.store.light import light_numbers
 from rmqkit.store.log.scan import Buffer
 from rmqkit.store.log.view import LogView, mapped
 from rmqkit.store.offline.bulk_compare import IndexComparison, QueueComparison, Ranges
@@ -49,7 +50,7 @@ from rmqkit.store.queues.base import BLANK_SIZE
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY, HELD_BYTES_MAX
 from rmqkit.store.queues.queue_ext import ADDRESS_BASE, FILE_FULL, FREE_BYTES, UNIT, is_address
-from rmqkit.store.queues.table import light_numbers, topic_fault, whole
+from rmqkit.store.queues.table import topic_fault, whole
 from rmqkit.store.settings import StoreSettings, parse_delay_levels
 
 if TYPE_CHECKING:

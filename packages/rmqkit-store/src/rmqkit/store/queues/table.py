@@ -15,21 +15,6 @@ queues at a time. When twice ``open_max`` queues have open files, it waits for h
 directory once. Most of a wait is for the journal of the file system, so many concurrent waits take little longer than
 one.
 
-**Light queues** are additional queues that contain the same stored message (``LmqDispatch``, ``MultiDispatchUtils``):
-
-===========================  =========================================================================================
-property                     content
-===========================  =========================================================================================
-``INNER_MULTI_DISPATCH``     names ``%LMQ%…``, separated by commas: the producer requests these queues
-``INNER_MULTI_QUEUE_OFFSET`` the message's number in each queue; the broker assigns them when it stores the message
-===========================  =========================================================================================
-
-A light queue is the consume queue with its name and id 0. Its entries point at records of other topics. Messages of
-retry topics, the delay topic and the broker's own topics are in no light queue: they enter light queues when they are
-put to their real topic. Members of a batch get no numbers. A name that is listed twice is numbered once, and counts
-twice, as in Apache's brokers. At a name that is not the name of a light queue, 5.4.0 stops its dispatch permanently,
-because such a name gets an empty number. Such messages are refused here.
-
 **Deleted topics**: ``config/deletedTopics.json`` has the newest record of each deleted topic,
 ``{topic: [physicalOffset, size, storeTimestamp]}``. The file is on the disk before the topic's queues are deleted.
 Recovery dispatches the log again: without the file, a topic that was created again would begin with messages of the old
@@ -46,15 +31,14 @@ from __future__ import annotations
 import itertools
 import logging
 import resource
+import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from rmqkit.errors import RecordCorrupt, StoreMismatch
-from rmqkit.protocol.names import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC, SYSTEM_TOPIC_PREFIX, is_light
-from rmqkit.protocol.properties import find_property, in_stored_order
 from rmqkit.protocol.record import decode_record
 from rmqkit.store.files import JsonFile
 from rmqkit.store.log.commit_log import CommitLog
@@ -67,16 +51,10 @@ from rmqkit.store.queues.queue_ext import QueueExt
 from rmqkit.store.settings import StoreSettings
 
 __all__ = [
-    "MULTI_DISPATCH",
     "ConsumeQueues",
     "DeletedTopics",
     "deleted_topics_path",
-    "light_fault",
-    "light_names",
-    "light_numbers",
-    "numbered",
     "queue_counts",
-    "too_many",
     "topic_fault",
     "whole",
 ]
@@ -409,6 +387,11 @@ class ConsumeQueues:
                 except OSError:
                     _log.debug("%s is not deleted: it is missing or holds other files", folder / topic)
 
+    def remove_folders(self, topics: Iterable[str]) -> None:
+        """Delete the folders of queues that are not in the table."""
+        for topic in topics:
+            shutil.rmtree(self._folder / topic, ignore_errors=True)
+
     def destroy_all(self) -> None:
         """Delete every queue, because the log no longer has their records."""
         for topic in {topic for topic, _ in self.table}:
@@ -477,48 +460,3 @@ class DeletedTopics:
         except RecordCorrupt:
             return False
         return (record.physical_offset, record.size, record.store_timestamp) == (physical_offset, size, store_timestamp)
-
-
-MULTI_DISPATCH = b"INNER_MULTI_DISPATCH\x01"
-_NOT_IN_ANY = (RETRY_PREFIX, SYSTEM_TOPIC_PREFIX)
-
-
-def light_names(topic: str, properties: bytes) -> list[str]:
-    """Return the names of the light queues that a message of a topic requests."""
-    if MULTI_DISPATCH not in properties or topic.startswith(_NOT_IN_ANY) or topic in (SCHEDULE_TOPIC, HALF_TOPIC):
-        return []
-    listed = (find_property(properties, MULTI_DISPATCH[:-1]) or b"").decode("utf-8", "replace")
-    return listed.rstrip(",").split(",") if listed.strip() else []
-
-
-def light_fault(names: list[str]) -> str:
-    """Return the reason why a message cannot be in its light queues, or an empty text."""
-    wrong = next((name for name in names if not is_light(name) or topic_fault(name, 0)), None)
-    return "" if wrong is None else f"INNER_MULTI_DISPATCH names {wrong!r}: a light queue's name begins with %LMQ%"
-
-
-def numbered(properties: bytes, light: list[ConsumeQueueBase]) -> bytes:
-    """Return the stored properties of a message, with its number in each of its light queues."""
-    numbers = b",".join([b"%d" % queue.next_offset for queue in light])
-    if not properties.endswith(b"\x02"):
-        properties += b"\x02"
-    return in_stored_order(properties + b"INNER_MULTI_QUEUE_OFFSET\x01%b\x02" % numbers)
-
-
-def light_numbers(topic: str, properties: bytes) -> dict[str, int]:
-    """Return the light queues of a stored message, with its number in each queue."""
-    names = light_names(topic, properties)
-    numbers = (find_property(properties, b"INNER_MULTI_QUEUE_OFFSET") or b"").split(b",") if names else []
-    if len(numbers) != len(names):
-        return {}
-    found = zip(names, numbers, strict=True)
-    return {name: int(number) for name, number in found if number.isdigit() and not light_fault([name])}
-
-
-def too_many(queues: ConsumeQueues, names: list[str], count_max: int) -> bool:
-    """Return True if these names would add a light queue to a store that already has the maximum number of light
-    queues.
-    """
-    if len(queues) <= count_max or all((name, 0) in queues.table for name in names):
-        return False
-    return sum(map(is_light, (topic for topic, _ in queues.table))) >= count_max

@@ -71,6 +71,9 @@ class SendResult(Struct, gc=False):
         queue_offset: the position in the queue. For a batch, the position of its first message.
         transaction_id: the transaction id in the broker's response, or None.
         recall_handle: the handle for `Producer.recall`. Only messages with ``delay`` or ``deliver_at`` have one.
+        lite_offset: the position in the lite topic. For a batch, the position of its first message. Apache's brokers do
+            not return it: None.
+        lite_epoch: the life of the lite topic, or None.
     """
 
     status: SendStatus
@@ -80,6 +83,8 @@ class SendResult(Struct, gc=False):
     queue_offset: int
     transaction_id: str | None = None
     recall_handle: str | None = None
+    lite_offset: int | None = None
+    lite_epoch: int | None = None
 
 
 class SendOutcome(Struct):

@@ -196,6 +196,7 @@ class Accumulator(OpenBatches[tuple[str, MessageQueue | None, bool, str | None],
         return not (
             self._bytes >= self.settings.batch.total_bytes
             or message.goes_alone
+            or message.lite_topic is not None
             or is_large(message.body, self.settings)
             or message.topic.startswith(RETRY_PREFIX)
         )
@@ -311,13 +312,14 @@ class SendMany(OpenBatches[MessageQueue | tuple[str, bool], int]):
         settings = self.settings
         try:
             queue = None
-            if self.choose is not None and (self.chooses_all or message.sharding_key is not None):
+            is_chosen = message.sharding_key is not None or message.lite_topic is not None
+            if self.choose is not None and (self.chooses_all or is_chosen):
                 queue = await self.choose(message)
                 # Check this after the await: `close` may be called while the program chooses a queue.
             if self._refusal is not None:
                 raise self._refusal
             message = with_bytes(message)
-            if message.goes_alone or is_large(message.body, settings):
+            if message.goes_alone or message.lite_topic is not None or is_large(message.body, settings):
                 unique_key = message.msg_id or self.next_key()
                 prepared = self.hooks.prepare(
                     Sending(self.group, [message]), lambda own: encode_message(message, unique_key, settings, own)

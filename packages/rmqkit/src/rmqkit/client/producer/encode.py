@@ -107,6 +107,10 @@ def encode_messages(
         raise MessageIllegal("a batch has no messages: give at least one")
     first = messages[0]
     for message in messages:
+        if message.lite_topic != first.lite_topic:
+            raise MessageIllegal(
+                f"a batch has messages of one lite topic: found {message.lite_topic} besides {first.lite_topic}"
+            )
         if message.topic != first.topic or message.wait_store != first.wait_store:
             raise MessageIllegal(
                 f"a batch has one topic and one wait_store: found {message.topic}, {message.wait_store} "

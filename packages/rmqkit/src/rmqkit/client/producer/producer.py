@@ -18,7 +18,7 @@ from rmqkit.client.producer.encode import (
     reporting_failure,
     with_bytes,
 )
-from rmqkit.client.producer.selectors import Selector, by_sharding_key
+from rmqkit.client.producer.selectors import Selector, by_lite_topic, by_sharding_key
 from rmqkit.client.producer.sender import Sender
 from rmqkit.client.runtime.handlers import Reply
 from rmqkit.client.runtime.lifecycle import Client, keeps_open
@@ -131,7 +131,8 @@ class Producer(Client):
             if self._is_started:
                 return await self._accumulator.send(sized, queue)
         prepared = self._prepare(message)
-        if queue is not None or selector is not None or message.sharding_key is not None:
+        is_keyed = message.sharding_key is not None or message.lite_topic is not None
+        if queue is not None or selector is not None or is_keyed:
             with reporting_failure(prepared):
                 queue = await self._chosen(message, queue, selector)
         return await self._sender.send(prepared, timeout_ms=self._time(timeout), queue=queue)
@@ -171,7 +172,7 @@ class Producer(Client):
             Sending(self.group, list(messages), is_batch=True),
             lambda own: encode_messages(messages, unique_keys, self._next_key(), self.settings, own),
         )
-        if queue is not None:
+        if queue is not None or messages[0].lite_topic is not None:
             with reporting_failure(prepared):
                 queue = await self._chosen(messages[0], queue, None)
         return await self._sender.send(prepared, timeout_ms=self._time(timeout), queue=queue)
@@ -381,8 +382,9 @@ class Producer(Client):
             routes = self._runtime.routes
             if routes.address(routes.broker_of(queue)) is None:
                 await self._sender.queues(message.topic)
-        elif selector is not None or message.sharding_key is not None:
-            queue = (selector or by_sharding_key)((await self._sender.queues(message.topic)).queues, message)
+        elif selector is not None or message.lite_topic is not None or message.sharding_key is not None:
+            by_key = by_sharding_key if message.lite_topic is None else by_lite_topic
+            queue = (selector or by_key)((await self._sender.queues(message.topic)).queues, message)
             if queue is None:
                 raise ClientError(f"the selector chose no queue for a message of topic {message.topic}: return one")
         return queue

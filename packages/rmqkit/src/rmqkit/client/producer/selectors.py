@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from rmqkit.errors import MessageIllegal
 from rmqkit.protocol.message import Message
-from rmqkit.protocol.properties import java_hash
+from rmqkit.protocol.properties import java_hash, lite_queue_id
 from rmqkit.protocol.schemas.clients import MessageQueue
 
-__all__ = ["PlacedMessage", "Selector", "at_random", "by_hash", "by_place", "by_sharding_key"]
+__all__ = ["PlacedMessage", "Selector", "at_random", "by_hash", "by_lite_topic", "by_place", "by_sharding_key"]
 
 Selector = Callable[[Sequence[MessageQueue], Message], MessageQueue | None]
 
@@ -44,6 +44,14 @@ def by_sharding_key(queues: Sequence[MessageQueue], message: Message) -> Message
     if message.sharding_key is None:
         raise ValueError(f"message for topic {message.topic} has no sharding_key to choose a queue by: set one")
     return _by_text(queues, message.sharding_key)
+
+
+def by_lite_topic(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
+    """Choose the queue by the lite topic of the message, as RocketMQ's proxies do. All messages of a lite topic have
+    the same queue while the number of queues does not change."""
+    if message.lite_topic is None:
+        raise ValueError(f"message for topic {message.topic} has no lite_topic to choose a queue by: set one")
+    return queues[lite_queue_id(message.lite_topic, len(queues))]
 
 
 def by_place(queues: Sequence[MessageQueue], message: Message) -> MessageQueue:

@@ -326,7 +326,10 @@ class Sender:
         # Use the queue id of the response, because the broker makes the final choice of the queue.
         if stored.queue_id != queue.queue_id:
             queue = MessageQueue(queue.topic, queue.broker_name, stored.queue_id)
-        found = stored.queue_offset, stored.transaction_id, stored.recall_handle
+        found = (
+            *(stored.queue_offset, stored.transaction_id, stored.recall_handle),
+            *(stored.lite_offset, stored.lite_epoch),
+        )
         return SendResult(status, message.msg_id, stored.msg_id, queue, *found)
 
     def _command(self, message: EncodedMessage, queue: MessageQueue, *, one_way: bool = False) -> Command:

@@ -40,6 +40,7 @@ from rmqkit.protocol.names import without_namespace
 from rmqkit.protocol.properties import PRODUCER_GROUP
 from rmqkit.protocol.record import pack_host
 from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData
+from rmqkit.protocol.schemas.lite import NotifyUnsubscribeLiteRequest
 from rmqkit.protocol.schemas.send import CheckTransactionRequest
 from rmqkit.remoting.address import advertised_ip
 from rmqkit.remoting.client import RemotingClient
@@ -105,6 +106,8 @@ class ClientRuntime:
         keys: the generator of unique keys for messages.
         calls: typed requests to brokers.
         broker_versions: the protocol version of each broker that has answered a heartbeat, by address.
+        lite_members: by the id of a lite consumer, the function that is called with a lite topic that another member
+            of its group has taken.
         absences: the brokers that cannot be reached.
         dispatch: the router for requests of brokers; further codes can be registered before `start`.
     """
@@ -128,6 +131,8 @@ class ClientRuntime:
         self.dispatch = Router()
         self.dispatch.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_transaction)
         self.dispatch.register(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, self.replies.accept_reply)
+        self.dispatch.register(RequestCode.NOTIFY_UNSUBSCRIBE_LITE, self._lite_topic_taken)
+        self.lite_members: dict[str, Callable[[str], None]] = {}
         # Most clients have none of these settings, so their requests must not check for them.
         is_plain = not (settings.namespace or settings.namespace_v2 or settings.vip_channel)
         self.remoting = (RemotingClient if is_plain else functools.partial(NamespaceClient, settings))(
@@ -346,6 +351,12 @@ class ClientRuntime:
             else:
                 self.absences.answers(address)
 
+    async def master_addresses(self) -> list[str]:
+        """Return the addresses of all registered masters. Raises NoRoute: no name server answers."""
+        found = await self._name_servers.brokers()
+        table = {} if found is None else found.broker_addr_table
+        return [address for one in table.values() if (address := one.broker_addrs.get(MASTER_ID)) is not None]
+
     def _broker_addresses(self) -> list[str]:
         """Return the addresses to which heartbeats are sent."""
         return [
@@ -365,6 +376,12 @@ class ClientRuntime:
         if self._is_running and address in self._broker_addresses():
             self.heartbeat_soon()
             self.refresh_routes_soon()
+
+    def _lite_topic_taken(self, connection: Connection, command: Command) -> None:
+        header = decode_header(command, NotifyUnsubscribeLiteRequest)
+        notify = self.lite_members.get(header.client_id)
+        if notify is not None:
+            notify(header.lite_topic)
 
     def _check_transaction(self, connection: Connection, command: Command) -> None:
         header = decode_header(command, CheckTransactionRequest)

@@ -24,6 +24,7 @@ class QueryConsumerOffsetRequest(Struct, rename="camel", gc=False):
     queue_id: Int32
     set_zero_if_not_found: bool | None = None
     bname: str | None = None
+    lite_topic: str | None = None
 
 
 class UpdateConsumerOffsetRequest(Struct, rename="camel", gc=False):
@@ -35,6 +36,7 @@ class UpdateConsumerOffsetRequest(Struct, rename="camel", gc=False):
     queue_id: Int32 | None = None
     commit_offset: Int64 | None = None
     bname: str | None = None
+    lite_topic: str | None = None
 
 
 class QueueRequest(Struct, rename="camel", gc=False):
@@ -45,6 +47,7 @@ class QueueRequest(Struct, rename="camel", gc=False):
     queue_id: Int32
     committed: bool | None = None
     bname: str | None = None
+    lite_topic: str | None = None
 
 
 class SearchOffsetRequest(Struct, rename="camel", gc=False):
@@ -55,6 +58,7 @@ class SearchOffsetRequest(Struct, rename="camel", gc=False):
     timestamp: Int64
     boundary_type: str | None = None
     bname: str | None = None
+    lite_topic: str | None = None
 
 
 class OffsetResponse(Struct, gc=False):

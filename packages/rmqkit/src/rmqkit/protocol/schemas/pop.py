@@ -62,10 +62,12 @@ class PopMessageResponse(ChangeInvisibleTimeResponse, kw_only=True, gc=False):
 
 
 class AckMessageRequest(PollingInfoRequest, kw_only=True, gc=False):
-    """ACK_MESSAGE. ``extra_info`` is the POP_CK property of the message."""
+    """ACK_MESSAGE. ``extra_info`` is the POP_CK property of the message. ``lite_topic``: for a message of a lite topic,
+    whose ``offset`` is its number there."""
 
     extra_info: str
     offset: Int64
+    lite_topic: str | None = None
 
 
 class PeekMessageRequest(PollingInfoRequest, kw_only=True, gc=False):

@@ -36,7 +36,9 @@ class ForbiddenType(enum.IntEnum):
 
 
 class PullMessageRequest(Struct, rename="camel", gc=False):
-    """A pull of a queue from an offset, with limits and the time to wait for a message (``suspend_timeout_millis``)."""
+    """A pull of a queue from an offset, with limits and the time to wait for a message (``suspend_timeout_millis``).
+    ``lite_topic``: the lite topic to read instead of a queue. ``lite_epoch``: the life of the lite topic to which the
+    offset belongs; a broker of rmqkit refuses the pull if this life is over."""
 
     consumer_group: str
     topic: str
@@ -53,6 +55,8 @@ class PullMessageRequest(Struct, rename="camel", gc=False):
     bname: str | None = None
     request_source: Int32 | None = None
     proxy_froward_client_id: str | None = None  # the reference's spelling
+    lite_topic: str | None = None
+    lite_epoch: Int32 | None = None
 
 
 class PullMessageResponse(Struct, rename="camel", gc=False):

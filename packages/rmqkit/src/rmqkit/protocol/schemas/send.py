@@ -61,7 +61,9 @@ assert SendMessageV2Request.__struct_encode_fields__ == tuple("abcdefghijklmn")
 
 
 class SendMessageResponse(Struct, rename="camel", gc=False):
-    """The response to every stored send. For a batch, ``queue_offset`` is the offset of the first message."""
+    """The response to every stored send. For a batch, ``queue_offset`` is the offset of the first message.
+    ``lite_offset`` and ``lite_epoch``, which only brokers of rmqkit send: the number of the message in its lite topic,
+    and the life of the lite topic."""
 
     msg_id: str
     queue_id: Int32
@@ -69,6 +71,8 @@ class SendMessageResponse(Struct, rename="camel", gc=False):
     transaction_id: str | None = None
     batch_uniq_id: str | None = None
     recall_handle: str | None = None
+    lite_offset: Int64 | None = None
+    lite_epoch: Int32 | None = None
 
 
 class PushReplyRequest(_Sent, kw_only=True, gc=False):

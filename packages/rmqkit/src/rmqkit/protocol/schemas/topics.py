@@ -56,6 +56,11 @@ class TopicConfig(Struct, rename="camel"):
         """Return True if the queues are BatchConsumeQueues."""
         return (self.attributes or {}).get("queue.type") == "BatchCQ"
 
+    @property
+    def is_lite(self) -> bool:
+        """Return True if the topic is a parent of lite topics."""
+        return (self.attributes or {}).get("message.type") == "LITE"
+
 
 class TopicQueueMappingInfo(Struct, rename="camel", kw_only=True):
     """The queues of a static topic on the broker ``bname``.

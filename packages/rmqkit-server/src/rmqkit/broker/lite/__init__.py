@@ -1,0 +1,1 @@
+"""Lite topics at the broker: subscriptions, delivery, expiry."""

@@ -1,0 +1,1 @@
+"""Lite topics: the light queues of a million names in a few files."""

@@ -1,0 +1,157 @@
+"""The entries of all light queues of lite topics, in the order of the log, in ``lite/entries``.
+
+=================  ======  ====  =====================================================================
+field              offset  size  value
+=================  ======  ====  =====================================================================
+physicalOffset          0     8  place of the record in the commit log
+size                    8     4  size of the record
+slot                   12     4  number of the lite topic's row in `LiteTable`
+queueOffset            16     8  number of the message in its light queue
+epoch                  24     4  life of the lite topic
+storeTimestamp         28     8  ms
+previous               36     8  index of the queue's entry before this one, -1 without one in this life
+jump                   44     8  index of an earlier entry of the queue, -1 without one
+tagsCode               52     4  Java hash of TAGS
+=================  ======  ====  =====================================================================
+
+The entries of one queue are a list from its newest entry back to its oldest. The jumps make it a skip list: a search
+reads at most about three times the binary logarithm of the queue's length (Myers, "An applicative random-access stack",
+1983). All queues share the files, so a message of any lite topic is an append. Files expire from the front, like the
+files of the log, and a queue's list ends where the files begin.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from rmqkit.store.log.mapped_file import MappedFile
+from rmqkit.store.queues.base import ConsumeQueueBase
+
+__all__ = ["LITE_ENTRY", "LiteEntries", "LiteEntry"]
+
+LITE_ENTRY = struct.Struct(">qiIqIqqqi")
+assert LITE_ENTRY.size == 56
+_unpack = LITE_ENTRY.unpack_from
+_BYTES = LITE_ENTRY.size
+
+
+class LiteEntry(Struct, frozen=True, gc=False, array_like=True):
+    """One entry, with its fields in the order of the file."""
+
+    physical_offset: int
+    size: int
+    slot: int
+    number: int
+    epoch: int
+    store_timestamp: int
+    previous: int
+    jump: int
+    tags_code: int
+
+
+class LiteEntries(ConsumeQueueBase):
+    """The entries of all lite topics. Their index is their number in the order of the log."""
+
+    __slots__ = ()
+    layout = LITE_ENTRY
+    setting = "mappedFileSizeLiteQueue"
+
+    def __init__(self, directory: Path, file_bytes: int, dirty: set[ConsumeQueueBase]) -> None:
+        super().__init__("rmq_sys_lite", 0, directory, file_bytes, dirty)
+
+    def append_all(self, entries: list[bytes], end: int) -> None:
+        """Append packed entries, in the order of their records. ``end``: physical end of the last record.
+        Raises OSError: a write failed. Some entries may have been appended; the call can be repeated with the rest."""
+        done = 0
+        while done < len(entries):
+            if self._fd < 0 or self._position == self._file_bytes:
+                self._open_last()
+            room = (self._file_bytes - self._position) // _BYTES
+            part = b"".join(entries[done : done + room])
+            self._write(part)
+            self._position += len(part)
+            done += len(part) // _BYTES
+            self.max_offset += len(part) // _BYTES
+            if not self.is_dirty:
+                self.is_dirty = True
+                self._dirty.add(self)
+        self.max_physical_offset = end
+
+    def at(self, index: int) -> LiteEntry | None:
+        """Return an entry, or None if its file has expired."""
+        if index < 0:
+            return None
+        position = index * _BYTES
+        file = self._reading
+        if file is None or not file.start <= position < file.end:
+            file = self._find(position)
+        if file is None or position + _BYTES > file.start + file.wrote:
+            return None
+        return LiteEntry(*_unpack(file.view, position - file.start))
+
+    def first_where(self, tail: int, is_reached: Callable[[LiteEntry], bool]) -> LiteEntry | None:
+        """Return the oldest entry of a queue for which a condition holds, searching from the entry at index ``tail``
+        back. The condition holds for an entry if it holds for an older entry of the queue. Return None if it does not
+        hold for the entry at ``tail``."""
+        found = self.at(tail)
+        if found is None or not is_reached(found):
+            return None
+        while True:
+            far = self.at(found.jump)
+            if far is None or not is_reached(far):
+                far = self.at(found.previous)
+            if far is None or not is_reached(far):
+                return found
+            found = far
+
+    def chunks(self) -> Iterator[tuple[int, MappedFile, int]]:
+        """Yield each file that has entries, oldest first: index of its first entry, the file, and its bytes with
+        entries."""
+        for file in self.queue.files:
+            if file.wrote:
+                yield file.start // _BYTES, file, file.wrote - file.wrote % _BYTES
+
+    # ---- as a queue
+
+    def append(
+        self,
+        queue_offset: int,
+        physical_offset: int,
+        size: int,
+        tags_code: int,
+        store_timestamp: int,
+        bitmap: bytes = b"",
+    ) -> None:
+        raise NotImplementedError("entries of lite topics are appended by LiteQueues")
+
+    def resume(self) -> None:
+        """Set the end to the end of the files."""
+        self._fd = -1
+        self.min_offset, self.max_offset = self.first_index, self.end_index
+
+    def correct_min_offset(self, min_physical_offset: int) -> None:
+        """Set the first index to the first entry on the disk: each queue finds its own first message."""
+        self.min_offset = self.first_index
+
+    def place(self, queue_offset: int) -> tuple[int, int]:
+        entry = self.entry(queue_offset)
+        return entry[0], entry[1]
+
+    def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
+        raise NotImplementedError("a queue of a lite topic is read with LiteQueue")
+
+    def next_file_offset(self, queue_offset: int) -> int:
+        return (queue_offset * _BYTES // self._file_bytes + 1) * (self._file_bytes // _BYTES)
+
+    def is_whole(self, file: MappedFile) -> bool:
+        """Return True if the page cache still has the entries of a file that failed to sync. Records that are in
+        several light queues have several entries."""
+        start = max(0, file.again_from or 0) // _BYTES
+        raw = file.read(start * _BYTES, file.wrote - start * _BYTES)
+        offsets = [entry[0] for entry in LITE_ENTRY.iter_unpack(raw)]
+        return self.valid_count(raw) * _BYTES == len(raw) and all(map(operator.le, offsets, offsets[1:]))

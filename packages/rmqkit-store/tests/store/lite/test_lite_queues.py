@@ -1,0 +1,438 @@
+"""Light queues of lite topics: puts, reads, lives, crashes, slaves, Apache's folders. Source: lite.md §5, §9."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from rmqkit.clock import Clock
+from rmqkit.protocol.names import lite_queue
+from rmqkit.protocol.properties import find_property
+from rmqkit.store import replica as replication
+from rmqkit.store.lite.entries import LITE_ENTRY
+from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
+from rmqkit.store.queues.consume_queue import ENTRY
+from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
+
+PARENT = "LT"
+SMALL = small_settings(lite_queue_file_bytes=20 * LITE_ENTRY.size)
+
+
+def lite(name: str, parent: str = PARENT, **properties: object):
+    given = {"__LITE_TOPIC": name, "INNER_MULTI_DISPATCH": lite_queue(parent, name), **properties}
+    return message(parent, **given)
+
+
+def queue(name: str, parent: str = PARENT) -> str:
+    return lite_queue(parent, name)
+
+
+def numbers(store: MessageStore, name: str) -> list[int]:
+    """Return the numbers of the readable messages of a lite topic, as their records have them."""
+    return [int(find_property(one.properties, b"INNER_MULTI_QUEUE_OFFSET")) for one in read_all(store, queue(name))]
+
+
+def bodies(store: MessageStore, name: str) -> list[bytes]:
+    return [one.body for one in read_all(store, queue(name))]
+
+
+def crashed(store: MessageStore, to: Path) -> Path:
+    copy_store(store.root, to)
+    (to / "lock").unlink(missing_ok=True)
+    return to
+
+
+def test_a_lite_topic_is_a_queue_without_settings_and_without_files(tmp_path):
+    with opened(tmp_path, SMALL) as store:
+        put_all(store, *(lite(f"s{i % 3}", body=b"%d" % i) for i in range(9)))
+        assert [bodies(store, f"s{i}") for i in range(3)] == [
+            [b"0", b"3", b"6"],
+            [b"1", b"4", b"7"],
+            [b"2", b"5", b"8"],
+        ]
+        assert numbers(store, "s1") == [0, 1, 2]
+        assert store.bounds(queue("s1"), 0) == (0, 3)
+        assert store.bounds(queue("none"), 0) == (0, 0)
+        assert store.get(queue("none"), 0, 0, count_max=1).status is GetStatus.NO_MESSAGE_IN_QUEUE
+        assert store.topics == {PARENT}
+        assert [one.name for one in (tmp_path / "consumequeue").iterdir()] == [PARENT]
+
+
+def test_a_record_has_the_properties_of_apaches_broker(tmp_path):
+    with opened(tmp_path, SMALL) as store:
+        put_all(store, lite("s1"))
+        (record,) = read_all(store, queue("s1"))
+    assert find_property(record.properties, b"INNER_MULTI_DISPATCH") == b"%LMQ%$LT$s1"
+    assert find_property(record.properties, b"INNER_MULTI_QUEUE_OFFSET") == b"0"
+    assert find_property(record.properties, b"__LITE_EPOCH") is None
+    assert (record.topic, record.queue_offset) == (PARENT, 0)
+
+
+@pytest.mark.parametrize("forged", ["INNER_MULTI_QUEUE_OFFSET", "__LITE_EPOCH"])
+def test_a_producer_cannot_choose_number_and_life(tmp_path, forged):
+    with opened(tmp_path, SMALL) as store:
+        put_all(store, lite("s1"), lite("s1", **{forged: "77"}), lite("s1"))
+        assert numbers(store, "s1") == [0, 1, 2]
+        found = store.lite.queue(queue("s1"))
+        assert found is not None and found.epoch == 1
+
+
+def test_a_message_enters_lite_topics_of_its_own_topic_only(tmp_path):
+    enabled = small_settings(enable_light_queues=True, enable_multi_dispatch=True)
+    with opened(tmp_path, enabled) as store:
+        refused = store.put(message("NT", INNER_MULTI_DISPATCH=queue("s1")))
+        assert refused.status is PutStatus.MESSAGE_ILLEGAL
+        assert refused.reason == "INNER_MULTI_DISPATCH names '%LMQ%$LT$s1': lite topic s1 belongs to LT, not to NT"
+        assert store.lite.queue(queue("s1")) is None
+
+
+def test_a_dispatch_without_the_name_of_the_lite_topic_has_no_effect(tmp_path):
+    with opened(tmp_path, SMALL) as store:
+        put_all(store, message(PARENT, INNER_MULTI_DISPATCH=queue("s1"), INNER_MULTI_QUEUE_OFFSET="5"))
+        put_all(store, message(PARENT, INNER_MULTI_DISPATCH=queue("s1"), __LITE_TOPIC="s2"))
+        assert len(store.lite.table) == 0
+        assert len(read_all(store, PARENT)) == 2
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 100, 300])
+def test_every_stretch_of_a_queue_can_be_read(tmp_path, count):
+    with opened(tmp_path, small_settings(commit_log_file_bytes=1 << 20)) as store:
+        with store.batch():
+            put_all(store, *(lite(name, body=b"%d" % i) for i in range(count) for name in ("a", "b")))
+        found = store.lite.queue(queue("a"))
+        assert found is not None
+        for first in {0, 1, count // 2, count - 1}:
+            assert [one.number for one in found.entries(first, 5)] == list(range(first, min(count, first + 5)))
+        assert found.entries(count, 5) == []
+
+
+def test_a_search_reads_few_entries(tmp_path):
+    with opened(tmp_path, small_settings(commit_log_file_bytes=1 << 20)) as store:
+        put_all(store, *(lite("a") for _ in range(1000)))
+        entries, read = store.lite.entries, []
+        tail = store.lite.table.tails[0]
+        entries.first_where(tail, lambda one: bool(read.append(one.number)) or one.number >= 3)
+        assert len(read) <= 60
+
+
+def test_times_find_messages(tmp_path):
+    clock = Ticking()
+    with opened(tmp_path, small_settings(commit_log_file_bytes=1 << 20), clock=clock) as store:
+        for at in (1000, 2000, 2000, 5000):
+            clock.ms = at
+            put_all(store, lite("a"))
+        times = (0, 1000, 1500, 2000, 4000, 5000, 6000)
+        assert [store.offset_by_time(queue("a"), 0, at) for at in times] == [0, 0, 1, 1, 3, 3, 4]
+        assert [store.offset_by_time(queue("a"), 0, at, upper=True) for at in times[1:]] == [0, 0, 2, 2, 3, 3]
+        assert store.earliest_store_time(queue("a"), 0) == 1000
+
+
+class Ticking(Clock):
+    """A clock that a test sets."""
+
+    ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic_ms(self) -> float:
+        return float(self.ms)
+
+
+def expire(store: MessageStore, now_ms: int) -> int:
+    return sum(1 for _ in store.lite.expire(now_ms))
+
+
+def test_a_lite_topic_expires_a_lifetime_after_its_newest_message_and_lives_again(tmp_path):
+    clock, root = Ticking(), tmp_path / "s"
+    start = clock.ms - clock.ms % 60_000
+    with opened(root, SMALL, clock=clock) as store:
+        store.lite.set_lifetime(PARENT, 1)
+        clock.ms = start
+        put_all(store, lite("a"), lite("a"), lite("b"))
+        clock.ms = start + 30_000
+        put_all(store, lite("a"))
+        assert expire(store, start + 60_000) == 0
+        assert expire(store, start + 120_000) == 2
+        assert store.bounds(queue("a"), 0) == (3, 3)
+        assert store.lite.table.parents[PARENT].live_count == 0
+        assert store.get(queue("a"), 0, 0, count_max=1).status is GetStatus.OFFSET_TOO_SMALL
+        for _ in range(2):
+            put_all(store, lite("a", body=b"new"))
+        assert store.bounds(queue("a"), 0) == (3, 5)
+        assert numbers(store, "a") == [3, 4]
+        assert [find_property(one.properties, b"__LITE_EPOCH") for one in read_all(store, queue("a"))] == [b"2", b"2"]
+        dead = crashed(store, tmp_path / "crashed")
+    for path in (root, dead):
+        with opened(path, SMALL) as store:
+            found = store.lite.queue(queue("a"))
+            assert found is not None
+            assert (found.epoch, found.min_offset, found.max_offset) == (2, 3, 5)
+            assert bodies(store, "a") == [b"new", b"new"]
+
+
+def test_a_lifetime_that_is_set_later_applies_to_old_lite_topics(tmp_path):
+    clock = Ticking()
+    with opened(tmp_path, SMALL, clock=clock) as store:
+        put_all(store, lite("a"), lite("b", parent="Other"))
+        store.lite.set_lifetime(PARENT, 5)
+        assert expire(store, clock.ms + 4 * 60_000) == 0
+        store.lite.set_lifetime(PARENT, None)
+        assert expire(store, clock.ms + 90 * 60_000) == 0
+        store.lite.set_lifetime(PARENT, 5)
+        assert expire(store, clock.ms + 7 * 60_000) == 1
+        assert store.bounds(lite_queue("Other", "b"), 0) == (0, 1)
+
+
+def test_a_message_that_waits_for_the_disk_keeps_its_lite_topic(tmp_path):
+    clock = Ticking()
+    with opened(tmp_path, SMALL, clock=clock) as store:
+        store.lite.set_lifetime(PARENT, 1)
+        put_all(store, lite("a"))
+        with store.batch():
+            put_all(store, lite("a"))
+            assert expire(store, clock.ms + 600_000) == 0
+        assert store.bounds(queue("a"), 0) == (0, 2)
+
+
+def test_expired_names_are_forgotten_with_their_messages_and_no_number_means_another_message(tmp_path):
+    clock = Ticking()
+    with opened(tmp_path, SMALL, clock=clock) as store:
+        store.lite.set_lifetime(PARENT, 1)
+        put_all(store, lite("a"), lite("a"))
+        assert expire(store, clock.ms + 180_000) == 1
+        put_all(store, *(lite("other", body=bytes(200)) for _ in range(60)))
+    for path in sorted((tmp_path / "commitlog").iterdir())[:2]:
+        path.unlink()
+    with opened(tmp_path, SMALL, clock=clock) as store:
+        store.lite.set_lifetime(PARENT, 1000)
+        while not store.lite.drop_expired(store.min_physical_offset):
+            pass
+        assert expire(store, clock.ms + 180_000) == 1
+        assert store.lite.queue(queue("a")) is None
+        put_all(store, lite("a"))
+        found = store.lite.queue(queue("a"))
+        assert found is not None and (found.epoch, found.max_offset) == (2, 1)
+    with opened(tmp_path, SMALL) as store:
+        found = store.lite.queue(queue("a"))
+        assert found is not None and (found.epoch, found.max_offset) == (2, 1)
+
+
+def test_messages_that_the_log_deleted_are_not_in_their_queue(tmp_path):
+    with opened(tmp_path, SMALL) as store:
+        put_all(store, lite("idle"), *(lite("a", body=bytes(200)) for _ in range(60)), lite("b"))
+    for path in sorted((tmp_path / "commitlog").iterdir())[:2]:
+        path.unlink()
+    for _ in range(2):
+        with opened(tmp_path, SMALL) as store:
+            while store.lite.drop_expired(store.min_physical_offset):
+                pass
+            low, high = store.bounds(queue("a"), 0)
+            assert 0 < low < high == 60
+            assert numbers(store, "a") == list(range(low, 60))
+            assert store.bounds(queue("idle"), 0) == (1, 1)
+            assert store.bounds(queue("b"), 0) == (0, 1)
+    with opened(tmp_path, SMALL) as store:
+        put_all(store, lite("idle"))
+        assert numbers(store, "idle") == [1]
+
+
+def test_a_deleted_parent_has_no_lite_topics_also_after_a_crash(tmp_path):
+    with opened(tmp_path / "s", SMALL) as store:
+        put_all(store, lite("a"), lite("a", parent="Other"))
+        store.delete_topic(PARENT)
+        assert store.lite.queue(queue("a")) is None
+        early = crashed(store, tmp_path / "early")
+        put_all(store, lite("a"))
+        late = crashed(store, tmp_path / "late")
+    for path, expected in ((early, None), (late, (0, 1))):
+        with opened(path, SMALL) as store:
+            found = store.lite.queue(queue("a"))
+            assert (None if found is None else (found.min_offset, found.max_offset)) == expected
+            assert store.bounds(lite_queue("Other", "a"), 0) == (0, 1)
+
+
+@pytest.mark.parametrize("lost", ["nothing", "journal", "entries", "everything"])
+@pytest.mark.parametrize("is_clean", [True, False], ids=["clean", "killed"])
+def test_what_is_lost_is_rebuilt_from_the_log(tmp_path, lost, is_clean):
+    root = tmp_path / "s"
+    with opened(root, SMALL) as store:
+        put_all(store, *(lite(f"s{i % 7}", body=b"%d" % i) for i in range(70)))
+        dead = crashed(store, tmp_path / "crashed")
+    path = root if is_clean else dead
+    if lost in ("journal", "everything") and (path / "lite" / "topics").exists():
+        (path / "lite" / "topics").unlink()
+    if lost in ("entries", "everything"):
+        shutil.rmtree(path / "lite" / "entries")
+    with opened(path, SMALL) as store:
+        for i in range(7):
+            assert bodies(store, f"s{i}") == [b"%d" % n for n in range(i, 70, 7)]
+        put_all(store, lite("s3", body=b"last"))
+        assert numbers(store, "s3") == list(range(11))
+
+
+def test_a_torn_journal_is_cut(tmp_path, caplog):
+    with opened(tmp_path, SMALL) as store:
+        put_all(store, lite("a"), lite("b"))
+    path = tmp_path / "lite" / "topics"
+    path.write_bytes(path.read_bytes()[:-3])
+    with opened(tmp_path, SMALL) as store:
+        assert [store.bounds(queue(name), 0) for name in "ab"] == [(0, 1), (0, 1)]
+    assert "after a torn record: the log replaces them" in caplog.text
+
+
+@pytest.mark.parametrize("bulk_from_bytes", [1, 1 << 40], ids=["bulk", "one by one"])
+def test_a_slave_has_the_same_lite_topics(tmp_path, monkeypatch, bulk_from_bytes):
+    monkeypatch.setattr(replication, "_BULK_FROM_BYTES", bulk_from_bytes)
+    clock, settings = Ticking(), small_settings(commit_log_file_bytes=1 << 20)
+    with opened(tmp_path / "master", settings, clock=clock) as master:
+        master.lite.set_lifetime(PARENT, 1)
+        put_all(master, *(lite(f"s{i % 40}") for i in range(80)), message())
+        expire(master, clock.ms + 180_000)
+        put_all(master, lite("s1"))
+        log = bytes(master.log_part(0, 1 << 20))
+    with opened(tmp_path / "slave", settings, is_replica=True) as slave:
+        slave.replica.append(0, log)
+        while slave.dispatch():
+            pass
+        assert slave.bounds(queue("s2"), 0) == (0, 2)
+        found = slave.lite.queue(queue("s1"))
+        assert found is not None
+        assert (found.epoch, found.min_offset, found.max_offset) == (2, 2, 3)
+
+
+def with_apaches_folder(root: Path, name: str, entries: list[tuple[int, int]]) -> Path:
+    """Write the folder of a lite topic as Apache's broker does. ``entries``: physical offset and size."""
+    folder = root / "consumequeue" / queue(name) / "0"
+    folder.mkdir(parents=True)
+    packed = b"".join(ENTRY.pack(at, size, 0) for at, size in entries)
+    (folder / ("0" * 20)).write_bytes(packed.ljust(200, b"\0"))
+    return folder
+
+
+def test_apaches_folders_are_taken_over_and_removed_at_a_clean_stop(tmp_path):
+    with opened(tmp_path, SMALL) as store:
+        put_all(store, lite("gone"), *(message(body=bytes(1000)) for _ in range(4)))
+        put_all(store, *(lite(f"s{i % 3}") for i in range(9)))
+        names = ["s0", "s1", "s2", "gone"]
+        places = {name: [one[1:3] for one in store.entries(queue(name), 0, 0, count_max=9)] for name in names}
+    shutil.rmtree(tmp_path / "lite")
+    (tmp_path / "commitlog" / ("0" * 20)).unlink()
+    folders = [with_apaches_folder(tmp_path, name, places[name]) for name in names]
+    with opened(tmp_path, SMALL) as store:
+        assert [store.bounds(queue(f"s{i}"), 0) for i in range(3)] == [(0, 3)] * 3
+        assert {topic for topic, _ in store.queues.table} == {PARENT, "TopicTest"}
+        assert store.bounds(queue("gone"), 0) == (1, 1), "the numbers of a folder continue without its messages"
+        dead = crashed(store, tmp_path / "crashed")
+    assert not any(folder.exists() for folder in folders)
+    for path in (dead, tmp_path):
+        with opened(path, SMALL) as store:
+            assert [numbers(store, f"s{i}") for i in range(3)] == [[0, 1, 2]] * 3
+            assert store.bounds(queue("gone"), 0) == (1, 1)
+
+
+def test_the_number_of_lite_topics_is_limited_for_new_names_only(tmp_path):
+    with opened(tmp_path, small_settings(lite_topic_count_max=2)) as store:
+        put_all(store, lite("a"), lite("b"))
+        assert store.put(lite("c")).status is PutStatus.LIGHT_QUEUES_EXCEEDED
+        put_all(store, lite("a"))
+        assert store.lite.queue(queue("c")) is None
+
+
+def test_a_put_that_fails_leaves_no_lite_topic(tmp_path):
+    with opened(tmp_path, small_settings(commit_log_file_bytes=1 << 20)) as store:
+        assert store.put(lite("a", TEXT="x" * 32_700)).status is PutStatus.PROPERTIES_SIZE_EXCEEDED
+        assert len(store.lite.table) == 0
+        put_all(store, lite("a"))
+        found = store.lite.queue(queue("a"))
+        assert found is not None and found.epoch == 1
+
+
+class LiteModel(RuleBasedStateMachine):
+    """Any sequence of puts, expiries, deletes, stops and kills equals a model: per name its life and its numbers."""
+
+    @initialize(folder=st.uuids())
+    def begin(self, folder) -> None:
+        import tempfile
+
+        self.base = Path(tempfile.mkdtemp(prefix="lite-"))
+        self.root, self.count, self.clock = self.base / "0", 0, Ticking()
+        self.clock.ms = Ticking.ms - Ticking.ms % 60_000
+        self.known: dict[str, list[int]] = {}
+        self.lives: dict[str, int] = {}
+        self.next: dict[str, int] = {}
+        self.last_ms: dict[str, int] = {}
+        self._open()
+
+    def _open(self) -> None:
+        self.store = MessageStore(self.root, SMALL, clock=self.clock)
+        self.store.open()
+        self.store.lite.set_lifetime(PARENT, 3)
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+            shutil.rmtree(self.base)
+
+    @rule(names=st.lists(st.sampled_from("abcde"), min_size=1, max_size=8), size=st.integers(0, 300))
+    def put(self, names: list[str], size: int) -> None:
+        with self.store.batch():
+            for name in names:
+                put_all(self.store, lite(name, body=bytes(size)))
+                if name not in self.known:
+                    self.known[name] = []
+                    self.lives[name] = self.lives.get(name, 0) + 1
+                number = self.next.setdefault(name, 0)
+                self.known[name].append(number)
+                self.next[name] = number + 1
+                self.last_ms[name] = self.clock.ms
+
+    @rule(minutes=st.integers(1, 5))
+    def expire(self, minutes: int) -> None:
+        self.clock.ms += minutes * 60_000
+        expire(self.store, self.clock.ms)
+        for name in [one for one in self.known if self.last_ms[one] + 3 * 60_000 < self.clock.ms]:
+            del self.known[name]
+
+    @rule()
+    def stop(self) -> None:
+        self.store.close()
+        self._open()
+
+    @rule(saves=st.booleans())
+    def kill(self, saves: bool) -> None:
+        if saves:
+            self.store.lite.save()
+        self.count += 1
+        root = crashed(self.store, self.base / str(self.count))
+        self.store.close()
+        self.root = root
+        self._open()
+        expire(self.store, self.clock.ms)
+
+    @invariant()
+    def equals(self) -> None:
+        for name in self.next if hasattr(self, "store") else ():
+            alive = self.known.get(name, [])
+            assert numbers(self.store, name) == alive
+            assert self.store.max_offset(queue(name), 0) == self.next[name]
+            if alive:
+                found = self.store.lite.queue(queue(name))
+                assert found is not None and found.epoch == self.lives[name]
+
+
+LiteModel.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestLiteModel = LiteModel.TestCase
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_journal_or_its_torn_end(content):
+    from rmqkit.store.lite.journal import decoded
+
+    for _, end in decoded(content):
+        assert end <= len(content)
