@@ -19,6 +19,7 @@ from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from rmqkit.streams.event import LAST, Place, event_id, place_of, stream_of
+from tests.ports import free_port
 
 PARENT = "Chats"
 
@@ -28,7 +29,7 @@ class Servers:
 
     def __init__(self, root, **settings):
         self.namesrv = NameServer(NamesrvSettings(listen_port=0, bind_address="127.0.0.1"))
-        self._root, self._settings, self._port = root, settings, 0
+        self._root, self._settings, self._port = root, settings, free_port()
         self.broker = None
 
     async def __aenter__(self):
@@ -50,7 +51,6 @@ class Servers:
         )
         self.broker = Broker(settings, StoreSettings(commit_log_file_bytes=1 << 20), self._root)
         await self.broker.start()
-        self._port = int(self.broker.address.rpartition(":")[2])
 
     async def stop_broker(self):
         if self.broker is not None:
