@@ -188,7 +188,7 @@ def _note_archive(settings: StoreSettings | None, done: str) -> None:
 
         print(
             f"rmq: only the log files of the store were {done}, not the segments in {shown(settings.archive)}, which"
-            " have queues of their own; rmq archive verify checks them",
+            " have queues and checks of their own",
             file=sys.stderr,
         )
 
