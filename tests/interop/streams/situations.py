@@ -26,7 +26,8 @@ class Situation(Struct, frozen=True):
     """A situation: its group in the table, one line about it, and its steps.
 
     Attributes:
-        is_tested: True for the situations that the tests play. The others differ in one option or moment from these.
+        is_tested: True for the situations that the tests play. The others differ in one option or moment from these, or
+            kill an executor or a driver, as `tests.spark.test_cluster` and `tests.faults.spark` do.
     """
 
     group: str
@@ -455,7 +456,7 @@ def broker_killed_before_read(stage: Stage) -> None:
     stage.send("a", 10)
 
 
-@situation(KILLS, "An executor is killed after a batch is planned, before it is read")
+@situation(KILLS, "An executor is killed after a batch is planned, before it is read", is_tested=False)
 def executor_killed(stage: Stage) -> None:
     stage.create("a")
     stage.send("a", 10)
@@ -468,7 +469,7 @@ def executor_killed(stage: Stage) -> None:
         reader.read(1)
 
 
-@situation(KILLS, "The driver is killed after a batch is planned, before it is read")
+@situation(KILLS, "The driver is killed after a batch is planned, before it is read", is_tested=False)
 def driver_killed(stage: Stage) -> None:
     stage.create("a")
     stage.send("a", 10)

@@ -12,6 +12,9 @@ from tests.interop.suite.scene import Scene
 
 pytestmark = pytest.mark.patient
 
+INVISIBLE_S = 10
+"""Longer than the acks of some messages take on a busy machine."""
+
 
 def pop_consumer(scene: Scene, *, ordered: bool = False, **settings: object) -> PopConsumer:
     quick = scene.push_consumer(**settings).settings
@@ -57,13 +60,15 @@ async def test_what_is_not_acknowledged_in_time_is_redelivered(scene: Scene) -> 
 
 
 async def test_popped_messages_are_acknowledged_together(scene: Scene) -> None:
-    """behaviour.md §4.10: BATCH_ACK_MESSAGE."""
+    """behaviour.md §4.10: BATCH_ACK_MESSAGE. The one message of each queue without an ack is redelivered alone."""
     await scene.create_topic(queues=2)
     await send_everywhere(scene, 2, 4)
     consumer = await started(scene)
-    await consumer.ack_many(await popped(consumer, scene, 8, invisible_time=1))
-    await send(scene, "the next one")
-    assert bodies(await popped(consumer, scene, 1)) == ["the next one"]
+    first = await popped(consumer, scene, 8, invisible_time=INVISIBLE_S)
+    await consumer.ack_many([message for message in first if not message.body.endswith(b"-3")])
+    again = await popped(consumer, scene, 2)
+    assert sorted(bodies(again)) == ["0-3", "1-3"]
+    await consumer.ack_many(again)
 
 
 async def test_a_message_that_was_not_popped_cannot_be_acknowledged(scene: Scene) -> None:

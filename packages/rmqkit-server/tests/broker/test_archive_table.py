@@ -1,25 +1,21 @@
-"""An archive of a running broker as a table: DuckDB, Spark and Iceberg read the segments without rmqkit, consumers read
-the same files, and a catalog that fails stops nothing."""
+"""An archive of a running broker as a table: DuckDB and Iceberg read the segments without rmqkit, consumers read the
+same files, and a catalog that fails stops nothing."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
-import pytest
 from pyiceberg.catalog import load_catalog
 
-from rmqkit.spark.session import find_java_home
 from rmqkit.store.archive.archive import segment_name
 from rmqkit.store.archive.places import Folder
 from rmqkit.store.archive.segment import SegmentFile, rebuild
 from tests.broker.test_archive import FILE_BYTES, Archived, beside
-from tests.spark.session import small
 
 __all__ = ["beside"]
 
@@ -41,23 +37,11 @@ rows = duckdb.sql(
 print(json.dumps(rows))
 """
 
-SPARK = """
-from pyspark.sql import SparkSession
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
-rows = spark.read.parquet("{folder}/*.parquet").where("topic = 'T'").orderBy("queueId", "queueOffset").selectExpr(
-    "queueOffset", "decode(body, 'UTF-8')", "tags", "properties['KEYS']", "unix_millis(storeTimestamp)", "brokerName"
-)
-print(json.dumps([list(row) for row in rows.collect()]))
-spark.stop()
-"""
-
 
 def alone(program: str, folder: Path) -> list[list[object]]:
     """Run a program that cannot import rmqkit, and return the rows that it prints."""
     code = ALONE.format(packages=sysconfig.get_paths()["purelib"]) + program.format(folder=folder)
-    java = {"JAVA_HOME": str(find_java_home(os.environ)), "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment = {**small(), **java, "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, env=environment, check=False)
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     found: list[list[object]] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -100,14 +84,6 @@ async def test_duckdb_iceberg_and_a_consumer_read_the_same_files(tmp_path):
     found = catalog.load_table("rmqkit.broker-a").scan("topic = 'T'").to_arrow().sort_by("queueOffset")
     catalog.close()
     assert found["queueOffset"].to_pylist() == [row[0] for row in rows]
-
-
-@pytest.mark.spark
-async def test_spark_reads_an_archive(tmp_path):
-    async with Archived(tmp_path) as broker:
-        border = await filled(broker)
-        rows = await asyncio.to_thread(alone, SPARK, broker.archive / "broker-a")
-        assert len(rows) >= border > 20 and rows == expected(rows)
 
 
 async def test_a_catalog_that_fails_stops_neither_archive_nor_retention(tmp_path, caplog):

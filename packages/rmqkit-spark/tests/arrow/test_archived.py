@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from msgspec.structs import replace
 
 from rmqkit.arrow import dataset, query, scan
 from rmqkit.errors import StoreError
+from rmqkit.protocol.properties import encode_properties
+from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.store.archive.archive import segment_name
 from rmqkit.store.archive.identity import adopt
 from rmqkit.store.archive.places import Folder
 from rmqkit.store.archive.seal import Work, seal
 from rmqkit.store.archive.verify import found_in
+from rmqkit.store.message_store import PutStatus
 from rmqkit.store.settings import StoreSettings
 from tests.cli.in_process import rmq
 from tests.store.stores import message, opened
@@ -125,3 +129,63 @@ def test_segments_of_another_log_are_refused(store):
 def test_an_empty_archive_is_refused(store, tmp_path):
     with pytest.raises(StoreError, match="has no segments: give the folder of a broker"):
         numbers(store[0], tmp_path / "nothing")
+
+
+# ---------------------------------------------------------------- inner batches
+
+
+def entry(number: int) -> BatchEntry:
+    return BatchEntry(b"%d" % number, encode_properties({"TAGS": f"t{number % 3}", "KEYS": f"k{number}"}))
+
+
+@pytest.fixture
+def batched(tmp_path: Path) -> tuple[Path, Path, pa.Table]:
+    """Return a store with inner batches of three messages and single messages, its archive, and the rows of the log
+    before the first file was deleted."""
+    root, folder = tmp_path / "store", tmp_path / "archive/broker-a"
+    settings = StoreSettings(commit_log_file_bytes=FILE_BYTES)
+    with opened(root, settings, is_batch_topic="Batches".__eq__) as opening:
+        for number in range(0, COUNT, 3):
+            body = encode_batch([entry(number + i) for i in range(3)])
+            assert opening.put_batch(message(topic="Batches", body=body, UNIQ_KEY=f"U{number}")).status is PutStatus.OK
+            opening.put(message(topic="Single", body=b"%d " % number + bytes(1000), TAGS="t0"))
+        opening.flusher.flush_log()
+        path = opening.log.queue.files[0].path
+    whole = scan(root, broker_name="broker-a").read_all()
+    seal(Work(str(path), int(path.name), "broker-a", "", with_tags=False, log_id=OWN), Folder(folder))
+    path.unlink()
+    return root, folder, whole
+
+
+def in_order(table: pa.Table) -> list[dict[str, object]]:
+    return table.sort_by([("topic", "ascending"), ("queueOffset", "ascending")]).to_pylist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"topic": "Batches", "tags": "t1"},
+        {"topic": "Batches", "key": ["k4", "k8"]},
+        {"columns": ["queueOffset", "topic", "tags"]},
+        {"topic": "Single"},
+        {"queue": 1},
+    ],
+    ids=str,
+)
+def test_members_of_an_archived_batch_are_rows_as_in_the_log(batched, options):
+    root, archive, whole = batched
+    for option, column in (("topic", "topic"), ("tags", "tags"), ("key", "keys"), ("queue", "queueId")):
+        if option in options:
+            values = options[option] if option == "key" else [options[option]]
+            whole = whole.filter(pc.is_in(whole[column], pa.array(values, whole[column].type)))
+    whole = whole.select(options.get("columns", whole.column_names))
+    found = scan(root, archive=archive, broker_name="broker-a", **options).read_all()
+    assert in_order(found) == in_order(whole)
+
+
+def test_sql_over_a_store_and_its_archive_filters_members(batched):
+    root, archive, whole = batched
+    found = query.query(dataset(root, archive=archive), "select count(*) c from messages where tags = 't2'")
+    assert found is not None
+    assert found.read_all()["c"].to_pylist() == [pc.sum(pc.equal(whole["tags"], "t2")).as_py()] == [COUNT // 3]

@@ -78,9 +78,7 @@ def test_rows_are_those_of_a_plain_decoder_and_of_sparks_source(golden):
     assert found == [row for path in files for row in plain_rows(path.read_bytes())]
     options = store_options({"path": str(golden)})
     plan = read_plan(options, [])
-    assert found == rows_of(
-        [batch for part in store_parts(options, plan.conditions) for batch in read_part(part, plan)]
-    )
+    assert found == rows_of([batch for part in store_parts(options, plan.selection) for batch in read_part(part, plan)])
 
 
 def test_queues_give_what_consumers_get(golden):

@@ -4,6 +4,9 @@
 the session and the setup, and its result is printed as a line of JSON, ``[name, value]``. A new case needs a function
 here and a test in ``test_cluster.py``. In some cases a task kills its executor, with SIGKILL, after it has passed on
 the first rows.
+
+With the jar, the cases in `OF_TWINS` run a second time with the readers in Python, as ``name-python``. A second program
+without the jar runs the cases in `WITHOUT_JAR`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from msgspec.structs import replace
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 
 from rmqkit.errors import RmqError
 from rmqkit.spark import one_line, spark_session
@@ -35,7 +39,8 @@ class Setup(msgspec.Struct):
     """The input of the cases.
 
     Attributes:
-        master: the address of the cluster's master. ``has_jar``: True to read stores in Java.
+        master: the address of the cluster's master. ``has_jar``: True to read stores in Java. ``suffix``: ``-python``
+            for the readers in Python of a session with the jar.
         store: the directory of a golden store. ``slots``: the slot number of its index files.
         name_server: the name server of a running broker. ``topic``: a topic with numbers as bodies. ``target``: a
             topic without messages.
@@ -54,6 +59,12 @@ class Setup(msgspec.Struct):
     work_dir: str
     without_package: str
     conf: dict[str, str]
+    suffix: str = ""
+
+    @property
+    def is_cluster(self) -> bool:
+        """Return True if executors run in processes of their own."""
+        return self.master.startswith("spark://")
 
 
 Case = Callable[[SparkSession, Setup], Any]
@@ -107,28 +118,28 @@ def live_batch(spark: SparkSession, setup: Setup) -> Any:
     return _numbers(_topic(spark, setup, setup.topic))
 
 
-def live_stream(spark: SparkSession, setup: Setup) -> Any:
-    """The numbers that a stream has written to files. One executor is killed in the first batch."""
-    out = f"{setup.work_dir}/streamed"
-    batches = _streamed(spark, setup, "files", "parquet", path=out)
-    return {"batches": batches, "numbers": _numbers(spark.read.parquet(out))}
-
-
 def sink(spark: SparkSession, setup: Setup) -> Any:
     """The numbers that a stream has sent to another topic. One executor is killed in the first batch."""
-    guarantee = {"deliveryGuarantee": "transactional", "producerGroup": "cluster-sink"}
-    batches = _streamed(spark, setup, "sink", "rocketmq", nameServer=setup.name_server, topic=setup.target, **guarantee)
+    source = spark.readStream.format("rocketmq").options(
+        nameServer=setup.name_server, subscribe=setup.topic, startingOffsets="earliest", maxOffsetsPerTrigger="90"
+    )
+    writer = _with_a_kill(source.load().select("body"), setup, "sink").writeStream.format("rocketmq")
+    writer = writer.options(nameServer=setup.name_server, topic=setup.target, producerGroup="cluster-sink")
+    writer = writer.option("deliveryGuarantee", "transactional").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", f"{setup.work_dir}/checkpoint").start()
+    assert query.awaitTermination(200), "the stream did not end"
+    batches = sum(progress["numInputRows"] > 0 for progress in query.recentProgress)
     return {"batches": batches, "numbers": _numbers(_topic(spark, setup, setup.target))}
 
 
 def failing_task(spark: SparkSession, setup: Setup) -> Any:
     """Return the driver's error for a damaged file that an executor reads."""
     log = Path(setup.work_dir, "damaged", "commitlog")
-    log.mkdir(parents=True)
+    log.mkdir(parents=True, exist_ok=True)
     segment = bytearray(Path(setup.store, "commitlog", f"{0:020}").read_bytes())
     segment[4] ^= 0xFF
     (log / f"{0:020}").write_bytes(segment)
-    return _error(lambda: spark.read.format("rocketmq-store").load(str(log.parent)).count())
+    return _error(lambda: _stored(spark, setup).load(str(log.parent)).count())
 
 
 def executors_without_package(spark: SparkSession, setup: Setup) -> Any:
@@ -148,37 +159,30 @@ CASES: tuple[Case, ...] = (
     store_entities,
     job_summary,
     live_batch,
-    live_stream,
     sink,
     failing_task,
     executors_without_package,
 )
+OF_TWINS: tuple[Case, ...] = (store_messages, store_killed, live_batch, failing_task)
+WITHOUT_JAR: tuple[Case, ...] = (store_messages, live_batch, failing_task)
+
+
+def _stored(spark: SparkSession, setup: Setup) -> DataFrameReader:
+    return spark.read.format(f"rocketmq-store{setup.suffix}")
 
 
 def _store(spark: SparkSession, setup: Setup, **options: str) -> DataFrame:
-    return spark.read.format("rocketmq-store").options(**options).load(setup.store)
+    return _stored(spark, setup).options(**options).load(setup.store)
 
 
 def _topic(spark: SparkSession, setup: Setup, topic: str) -> DataFrame:
-    live = spark.read.format("rocketmq").options(nameServer=setup.name_server, subscribe=topic, minPartitions="8")
-    return live.load()
-
-
-def _streamed(spark: SparkSession, setup: Setup, name: str, sink_format: str, **options: str) -> int:
-    """Run a stream from the topic to its end. Return the number of batches with rows."""
-    source = spark.readStream.format("rocketmq").options(
-        nameServer=setup.name_server, subscribe=setup.topic, startingOffsets="earliest", maxOffsetsPerTrigger="90"
-    )
-    frame = _with_a_kill(source.load().select("body"), setup, name)
-    writer = frame.writeStream.format(sink_format).options(**options).trigger(availableNow=True)
-    query = writer.option("checkpointLocation", f"{setup.work_dir}/checkpoint-{name}").start()
-    assert query.awaitTermination(200), f"the stream {name} did not end"
-    return sum(progress["numInputRows"] > 0 for progress in query.recentProgress)
+    live = spark.read.format(f"rocketmq{setup.suffix}")
+    return live.options(nameServer=setup.name_server, subscribe=topic, minPartitions="8").load()
 
 
 def _with_a_kill(frame: DataFrame, setup: Setup, name: str) -> DataFrame:
     """Return the rows of a frame. The first task that has passed on some of them kills its executor."""
-    marker = f"{setup.work_dir}/killed-{name}"
+    marker = f"{setup.work_dir}/killed-{name}{setup.suffix}"
 
     def passed_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -223,6 +227,10 @@ if __name__ == "__main__":
     if not given.has_jar:
         store.JAR = Path(given.work_dir, "no.jar")
     session = spark_session("cluster", given.master, given.conf)
-    for one in CASES:
-        print(json.dumps([one.__name__, _outcome(one, session, given)]), flush=True)
+    runs = [(given, CASES)] if given.has_jar or given.is_cluster else [(given, WITHOUT_JAR)]
+    if given.has_jar:
+        runs.append((replace(given, suffix="-python"), OF_TWINS))
+    for one, cases in runs:
+        for case in cases:
+            print(json.dumps([f"{case.__name__}{one.suffix}", _outcome(case, session, one)]), flush=True)
     session.stop()

@@ -271,16 +271,10 @@ def test_a_stream_with_a_corrupt_checkpoint_says_what_to_do(
     assert spark.read.parquet(str(tmp_path / "out")).count() == 40
     kept = tmp_path / "checkpoint" / "offsets" / "0"
     version, settings, offsets = kept.read_text().splitlines()
-    for garbled, text in (
-        (
-            '{"orders": {"broker-a": 7}}',
-            '{"orders": {"broker-a": 7}}: it must look like {"topic":{"broker-a":{"0":123}}}',
-        ),
-        (offsets[:13], "no JSON: Unterminated string starting at: line 1 column "),
-    ):
-        kept.write_text(f"{version}\n{settings}\n{garbled}")
-        (kept.parent / ".0.crc").unlink(missing_ok=True)
-        error = told(run)
-        assert type(error) is SettingsError
-        assert str(error).startswith(f"rocketmq: the checkpoint has unusable offsets, {text}")
-        assert str(error).endswith(CHECKPOINT_REMEDY)
+    kept.write_text(f"{version}\n{settings}\n{offsets[:13]}")
+    (kept.parent / ".0.crc").unlink()
+    error = told(run)
+    assert type(error) is SettingsError
+    text = "no JSON: Unterminated string starting at: line 1 column "
+    assert str(error).startswith(f"rocketmq: the checkpoint has unusable offsets, {text}")
+    assert str(error).endswith(CHECKPOINT_REMEDY)

@@ -221,6 +221,7 @@ def test_rows_of_a_batch_that_runs_again_can_be_reported_by_their_keys(
     assert Counter({message.msg_id: message.body for message in found}.values()) == wanted(0)
 
 
+@pytest.mark.slow
 def test_a_broker_may_be_killed_while_a_stream_writes(spark: SparkSession, tmp_path: Path) -> None:
     folder, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
     for batch in range(3):

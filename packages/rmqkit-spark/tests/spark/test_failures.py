@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import sys
 import traceback
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from pyspark.sql import SparkSession
 from rmqkit.errors import NoNameServer, RequestTimedOut, SettingsError, StoreError, exit_code
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import DataLost
-from rmqkit.spark.failures import CHECKPOINT_REMEDY, error_within, one_line
+from rmqkit.spark.failures import CHECKPOINT_REMEDY, error_within, hide_closed_connections, one_line
 from tests.spark.messages import record_at, segment_of
 
 TIMED_OUT = RequestTimedOut("127.0.0.1:1", 11, 5)
@@ -195,3 +198,29 @@ def test_a_stream_ends_with_our_class(spark: SparkSession, tmp_path: Path) -> No
     ended = query.exception()
     assert ended is not None
     assert type(error_within(ended)) is NoNameServer
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "is_shown"),
+    [
+        ("pyspark.daemon", BrokenPipeError, False),
+        ("pyspark.daemon", ConnectionResetError, False),
+        ("pyspark.daemon", OSError, True),
+        ("job", BrokenPipeError, True),
+        (None, BrokenPipeError, True),
+    ],
+)
+def test_a_worker_prints_no_traceback_of_a_connection_that_spark_closed(
+    name: str | None, error: type[OSError], is_shown: bool, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    main = ModuleType("__main__")
+    main.__spec__ = None if name is None else ModuleSpec(name, None)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(traceback, "print_exc", traceback.print_exc)  # the former function comes back after the test
+    hide_closed_connections()
+    try:
+        raise error("nothing to write to")
+    except OSError:
+        traceback.print_exc()
+    assert ("Traceback" in capsys.readouterr().err) is is_shown

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from rmqkit.arrow.fs import RemotePath, above, find_segments, join, list_files, map_range, map_records, resolve
-from rmqkit.arrow.reader import Condition, read_split
+from rmqkit.arrow.reader import Selection, read_split
 from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import StoreError
 from rmqkit.spark.jobs.summary import summary
@@ -85,8 +85,8 @@ def test_queues_keys_and_times_choose_messages_from_an_address(golden: tuple[Gol
         assert sorted(remote, key=place) == sorted(local, key=place)
         assert remote
     stored = sorted(one["storeTimestamp"] for one in store.manifest["messages"])
-    late = Condition("storeTimestamp", "GreaterThan", ((stored[-1] + 3_600_000) * 1000,))
-    (part,) = store_parts(store_options({"path": server.address("store")}), [late])
+    late = Selection(start_us=(stored[-1] + 3_600_000) * 1000)
+    (part,) = store_parts(store_options({"path": server.address("store")}), late)
     assert isinstance(part, Split)
     assert part.path.startswith("s3://data/store/commitlog/0")
 

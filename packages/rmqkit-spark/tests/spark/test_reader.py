@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from rmqkit.arrow.fs import find_segments
-from rmqkit.arrow.reader import Condition, ReadPlan, matches, read_split, topic_in
+from rmqkit.arrow.reader import EVERYTHING, ReadPlan, Selection, matches, read_split
 from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import SettingsError, StoreError
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP
@@ -32,11 +32,11 @@ _SEGMENT = segment_of(
 _STARTS = [record.physical_offset for record in plain_records(_SEGMENT)]
 
 
-def _read(segment: bytes, into: Path, *columns: str, conditions: tuple[Condition, ...] = (), **given: str) -> list[Any]:
+def _read(segment: bytes, into: Path, *columns: str, selection: Selection = EVERYTHING, **given: str) -> list[Any]:
     path = into / "00000000000000000000"
     path.write_bytes(segment)
     plan = read_plan(store_options({"path": str(into), **given}), columns)
-    plan = ReadPlan(**{name: getattr(plan, name) for name in plan.__struct_fields__} | {"conditions": conditions})
+    plan = ReadPlan(**{name: getattr(plan, name) for name in plan.__struct_fields__} | {"selection": selection})
     return rows_of(list(read_split(Split(str(path), 0, 0, len(segment)), plan)))
 
 
@@ -125,19 +125,19 @@ _T2_US = 2_000_000
 
 
 @pytest.mark.parametrize(
-    ("condition", "bodies"),
+    ("selection", "bodies"),
     [
-        (Condition("topic", "In", ("orders",)), [b"one", b"two", b"four"]),
-        (Condition("topic", "In", ("audit", "other")), [b"three"]),
-        (Condition("queueId", "In", (1,)), [b"two"]),
-        (Condition("queueId", "In", (1, 2, 9)), [b"two", b"four"]),
-        (Condition("storeTimestamp", "GreaterThanOrEqual", (_T2_US,)), [b"two", b"three", b"four"]),
-        (Condition("storeTimestamp", "LessThan", (_T2_US,)), [b"one"]),
-        (Condition("storeTimestamp", "In", (_T2_US + 1,)), []),
+        (Selection(topics=("orders",)), [b"one", b"two", b"four"]),
+        (Selection(topics=("audit", "other")), [b"three"]),
+        (Selection(queue_ids=(1,)), [b"two"]),
+        (Selection(queue_ids=(1, 2, 9)), [b"two", b"four"]),
+        (Selection(start_us=_T2_US), [b"two", b"three", b"four"]),
+        (Selection(end_us=_T2_US), [b"one"]),
+        (Selection(start_us=_T2_US + 1, end_us=3_000_000), []),
     ],
 )
-def test_a_condition_keeps_what_spark_would_keep(condition: Condition, bodies: list[bytes], tmp_path: Path) -> None:
-    assert [row["body"] for row in _read(_SEGMENT, tmp_path, conditions=(condition,))] == bodies
+def test_a_selection_is_exact(selection: Selection, bodies: list[bytes], tmp_path: Path) -> None:
+    assert [row["body"] for row in _read(_SEGMENT, tmp_path, selection=selection)] == bodies
 
 
 def test_the_topic_option_reads_only_those_topics(tmp_path: Path) -> None:
@@ -147,11 +147,12 @@ def test_the_topic_option_reads_only_those_topics(tmp_path: Path) -> None:
     assert rows_of(list(read_split(Split(str(path), 0, 0, len(_SEGMENT)), plan))) == [{"topic": "audit"}]
 
 
-def test_all_conditions_must_be_met() -> None:
+def test_all_parts_of_a_selection_must_be_met() -> None:
     (records,) = [part for part in walk(_SEGMENT, 0) if isinstance(part, Records)]
-    both = [topic_in(["orders"]), Condition("queueId", "GreaterThanOrEqual", (1,))]
+    both = Selection.of(["orders", "orders"], [2, 1], 0, 0)
+    assert both == Selection(topics=("orders",), queue_ids=(1, 2))
     assert matches(records, both).tolist() == [False, True, False, True]
-    assert matches(records, []).all()
+    assert matches(records, EVERYTHING).all()
 
 
 # ---------------------------------------------------------------- CRC
@@ -183,8 +184,8 @@ def test_a_wrong_crc_can_be_shown(tmp_path: Path) -> None:
 
 
 def test_a_wrong_crc_of_a_message_that_is_filtered_out_does_not_matter(tmp_path: Path) -> None:
-    audit = topic_in(["audit"])
-    assert len(_read(_WRONG_CRC, tmp_path, "topic", conditions=(audit,), verifyCrc="fail")) == 1
+    audit = Selection(topics=("audit",))
+    assert len(_read(_WRONG_CRC, tmp_path, "topic", selection=audit, verifyCrc="fail")) == 1
 
 
 # ---------------------------------------------------------------- damage

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from rmqkit.arrow.queue_files import find_queue_files, queue_end, queue_start
-from rmqkit.arrow.reader import Condition
+from rmqkit.arrow.reader import Selection
 from rmqkit.arrow.schema import MESSAGE_COLUMNS
 from rmqkit.errors import SettingsError, StoreError
 from rmqkit.protocol import fastjson
@@ -276,14 +276,14 @@ def test_files_outside_of_the_wanted_times_are_not_read(store):
     splits = store_splits(options)
     stored = sorted(one["storeTimestamp"] for one in store.manifest["messages"])
 
-    def read(kind: str, stored_ms: int) -> list[str]:
-        return [part.path for part in store_parts(options, [Condition("storeTimestamp", kind, (stored_ms * 1000,))])]
+    def read(start_ms: int = 0, end_ms: int = 0) -> list[str]:
+        return [part.path for part in store_parts(options, Selection.of((), (), start_ms, end_ms))]
 
     everything = [split.path for split in splits]
-    assert read("GreaterThan", stored[0]) == read("LessThan", stored[-1]) == everything
+    assert read(stored[0]) == read(end_ms=stored[-1]) == everything
     hour = 3_600_000
-    assert read("GreaterThan", stored[-1] + hour) == everything[-1:]
-    assert read("LessThan", stored[0] - hour) == everything[:1]
+    assert read(stored[-1] + hour) == everything[-1:]
+    assert read(end_ms=stored[0] - hour) == everything[:1]
 
 
 # ---------------------------------------------------------------- after a crash, and after retention

@@ -114,7 +114,7 @@ def _write(root: Path, files: list[bytes]) -> None:
 def _by_python(root: Path, given_options: dict[str, str], names: list[str]) -> pa.Table:
     options = store_options({**given_options, "path": str(root)})
     plan = read_plan(options, names)
-    batches = [batch for part in store_parts(options, plan.conditions) for batch in read_part(part, plan)]
+    batches = [batch for part in store_parts(options, plan.selection) for batch in read_part(part, plan)]
     return pa.Table.from_batches(batches, arrow_schema(plan.columns))
 
 

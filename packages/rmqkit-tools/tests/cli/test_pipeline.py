@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
-from rich.console import Console
-from rich.progress import Progress
 from typer.testing import CliRunner, Result
 
 from rmqkit.__main__ import main
@@ -174,37 +168,22 @@ def test_a_table_that_was_cut_says_so(capsys):
     assert capsys.readouterr().err == "rmq: there are more than 1 rows, --limit shows more\n"
 
 
-class _Tracker:
-    """Spark's status tracker, with given states of the stages, one per call. After the last state `done` is set."""
+@pytest.mark.parametrize(
+    ("is_terminal", "as_json", "remote", "is_shown"),
+    [(True, False, "", True), (False, False, "", False), (True, True, "", False), (True, False, "sc://a", False)],
+)
+def test_spark_shows_its_progress_on_a_terminal(is_terminal, as_json, remote, is_shown, monkeypatch):
+    found = []
 
-    def __init__(self, states: list[dict[int, tuple[int, int]]], done: threading.Event) -> None:
-        self._states: Iterator[dict[int, tuple[int, int]]] = iter(states)
-        self._done = done
+    def started(name: str, master: str, settings: dict[str, str], *, remote: str) -> None:
+        found.append(settings)
+        raise SettingsError("no Spark here")
 
-    def getActiveStageIds(self) -> list[int]:  # noqa: N802 - Spark's name
-        self._now = next(self._states, {})
-        if not self._now:
-            self._done.set()
-        return list(self._now)
-
-    def getStageInfo(self, stage: int) -> Any:  # noqa: N802 - Spark's name
-        total, completed = self._now[stage]
-        return SimpleNamespace(numTasks=total, numCompletedTasks=completed) if total else None
-
-
-def test_a_bar_follows_each_stage(monkeypatch):
-    monkeypatch.setattr(session, "_POLL_SECONDS", 0.0)
-    done, drawn = threading.Event(), []
-    with Progress(console=Console(file=io.StringIO(), force_terminal=True)) as bars:
-        update = bars.update
-
-        def noted(task: Any, **values: Any) -> None:
-            update(task, **values)
-            drawn.append([(one.description, one.completed, one.total) for one in bars.tasks])
-
-        monkeypatch.setattr(bars, "update", noted)
-        session.follow_stages(_Tracker([{1: (8, 0)}, {1: (8, 5), 2: (0, 0)}, {3: (4, 1)}], done), bars, done)
-    assert drawn == [[("stage 1", 0, 8)], [("stage 1", 5, 8)], [("stage 3", 1, 4)]]
+    monkeypatch.setattr("rmqkit.spark.spark_session", started)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    with pytest.raises(SettingsError), session.session("summary", "local", remote, ["a=b"], as_json=as_json):
+        pass
+    assert found == [{"spark.ui.showConsoleProgress": "true", "a": "b"} if is_shown else {"a": "b"}]
 
 
 # ---------------------------------------------------------------- as a process

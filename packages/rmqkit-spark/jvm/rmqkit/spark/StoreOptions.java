@@ -119,8 +119,6 @@ final class StoreOptions implements Serializable {
             case "brokername":
                 brokerName = value;
                 return true;
-            case "filterpushdown":
-                return word.equals("false");
             default:
                 return TIMES.contains(name) && acceptTime(name, number(value));
         }

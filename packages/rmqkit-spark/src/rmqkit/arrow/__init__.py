@@ -101,8 +101,7 @@ def dataset(
     with extras.needed("arrow", "a table of a store"):
         from rmqkit.arrow.store_dataset import StoreDataset
     from rmqkit.arrow.fs import resolve
-    from rmqkit.arrow.plan import conditions_on
-    from rmqkit.arrow.reader import ReadPlan
+    from rmqkit.arrow.reader import ReadPlan, Selection
     from rmqkit.arrow.schema import CORRUPT_COLUMN, MESSAGE_COLUMNS, choose
     from rmqkit.filter import subscription
 
@@ -110,12 +109,7 @@ def dataset(
     reports = corrupt_records is CorruptRecords.REPORT or crc is VerifyCrc.COLUMN
     available = [*MESSAGE_COLUMNS, CORRUPT_COLUMN] if reports else list(MESSAGE_COLUMNS)
     root = resolve(str(store))
-    conditions = conditions_on(
-        topics=_several(topic),
-        queue_ids=_several(queue),
-        start_ms=0 if start is None else _ms(start, "start"),
-        end_ms=0 if end is None else _ms(end, "end"),
-    )
+    times = (0 if start is None else _ms(start, "start"), 0 if end is None else _ms(end, "end"))
     names = _several(columns)
     try:
         wanted_tags = subscription("*", tags).tags_set
@@ -123,7 +117,7 @@ def dataset(
         raise SettingsError(f"tags {tags!r}: {error}") from None
     plan = ReadPlan(
         columns=(),
-        conditions=conditions,
+        selection=Selection.of(_several(topic), _several(queue), *times),
         verify_crc=crc,
         corrupt_records=corrupt_records,
         broker_name=broker_name,

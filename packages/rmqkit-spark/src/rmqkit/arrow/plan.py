@@ -22,7 +22,7 @@ import pyarrow as pa
 from rmqkit.arrow.fs import Segment
 from rmqkit.arrow.options import OffsetsFrom
 from rmqkit.arrow.queue_files import IndexReads, QueueSplit, key_reads, queue_splits, read_queue, read_records_at
-from rmqkit.arrow.reader import Condition, ReadPlan, read_split, topic_in, wanted, within_times
+from rmqkit.arrow.reader import EVERYTHING, ReadPlan, Selection, read_split, within_times
 from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import SettingsError
 
@@ -33,42 +33,26 @@ Part = Split | QueueSplit | IndexReads
 """A piece of a store that is read independently of other pieces."""
 
 
-def conditions_on(
-    *, topics: Collection[str] = (), queue_ids: Collection[int] = (), start_ms: int = 0, end_ms: int = 0
-) -> tuple[Condition, ...]:
-    """Return conditions that select records before they are decoded: records stored at or after ``start_ms`` and before
-    ``end_ms`` (ms since the epoch), of some topics and queues. 0 and empty collections select all."""
-    conditions = [topic_in(sorted(topics))] if topics else []
-    if queue_ids:
-        conditions.append(Condition("queueId", "In", tuple(queue_ids)))
-    if start_ms:
-        conditions.append(Condition("storeTimestamp", "GreaterThanOrEqual", (start_ms * 1000,)))
-    if end_ms:
-        conditions.append(Condition("storeTimestamp", "LessThan", (end_ms * 1000,)))
-    return tuple(conditions)
-
-
 def plan_parts(
     root: str,
     segments: Sequence[Segment],
-    conditions: Sequence[Condition] = (),
+    selection: Selection = EVERYTHING,
     *,
     keys: Collection[str] = (),
     offsets_from: OffsetsFrom = OffsetsFrom.WALK,
     split_bytes: int = SPLIT_BYTES,
     index_slot_count: int = INDEX_SLOT_COUNT,
 ) -> list[Part]:
-    """List the parts of a log to read for the messages that meet some conditions, in the order of the log.
+    """List the parts of a log to read for the selected messages, in the order of the log.
     Raises StoreError: a file cannot be read (its subclass StoreMismatch: the files do not match).
     Raises SettingsError: there is a key, but no topic."""
-    topics = wanted(conditions, "topic")
     if keys:
-        if not topics:
+        if not selection.topics:
             raise SettingsError(f"key={','.join(sorted(keys))} needs a topic: the index knows keys within topics")
-        return [one for topic in topics for one in key_reads(root, segments, index_slot_count, topic, keys)]
-    within = within_times(segments, conditions)
+        return [one for topic in selection.topics for one in key_reads(root, segments, index_slot_count, topic, keys)]
+    within = within_times(segments, selection)
     if offsets_from is OffsetsFrom.CONSUME_QUEUE:
-        return [*queue_splits(root, within, split_bytes, topics=topics, queue_ids=wanted(conditions, "queueId"))]
+        return [*queue_splits(root, within, split_bytes, topics=selection.topics, queue_ids=selection.queue_ids)]
     return [*plan_splits(within, split_bytes)]
 
 

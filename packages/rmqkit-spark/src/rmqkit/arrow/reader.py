@@ -6,14 +6,13 @@
             └─ damage ─────────────────────────────────────────────────→ fail, skip or a row that reports it
 
 Only the requested columns are decoded: without ``body`` no body is copied; without ``properties``, ``keys``, ``tags``
-and ``msgId`` no property string is decoded. A `Condition` is checked on topics and heads before any other part of a
+and ``msgId`` no property string is decoded. A `Selection` is checked on topics and heads before any other part of a
 record is decoded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -32,27 +31,35 @@ from rmqkit.store.kernels.columns import to_microseconds
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Damage, Records, crc_matches
 
-_EQUAL = {"EqualTo", "EqualNullSafe", "In"}
-_LOWER = {"GreaterThan", "GreaterThanOrEqual", *_EQUAL}
-_UPPER = {"LessThan", "LessThanOrEqual", *_EQUAL}
-_COMPARISONS: dict[str, Callable[[NDArray[Any], Sequence[Any]], NDArray[np.bool_]]] = {
-    "In": np.isin,
-    "GreaterThanOrEqual": lambda numbers, values: numbers >= values[0],
-    "LessThan": lambda numbers, values: numbers < values[0],
-}
-"""Comparisons for the conditions of options. All other conditions only limit the part of a log that is read (`bounds`,
-`wanted`)."""
 CLOCK_SLACK_US = 60_000_000
 
 
+class Selection(Struct, frozen=True):
+    """The records to read: those of some topics and queues, stored at or after ``start_us`` and before ``end_us`` (µs
+    since the epoch). Empty tuples and 0 select all records."""
+
+    topics: tuple[str, ...] = ()
+    queue_ids: tuple[int, ...] = ()
+    start_us: int = 0
+    end_us: int = 0
+
+    @classmethod
+    def of(cls, topics: Iterable[str], queue_ids: Iterable[int], start_ms: int, end_ms: int) -> Selection:
+        """Return the selection for options of a read, with times in ms."""
+        return cls(tuple(sorted({*topics})), tuple(sorted({*queue_ids})), start_ms * 1000, end_ms * 1000)
+
+
+EVERYTHING = Selection()
+
+
 class ReadPlan(Struct, frozen=True):
-    """The columns and conditions for the messages of every split.
-    Rows that report damage need not meet the conditions. With ``keys``, only messages with one of these keys or unique
+    """The columns of the messages of every split, and the selection of messages.
+    Rows that report damage need not be selected. With ``keys``, only messages with one of these keys or unique
     keys are returned. With ``tags``, only messages with one of these tags are returned. ``choose`` selects the records
     that may match before they are decoded. Errors end with ``damage_hint`` or ``crc_hint``."""
 
     columns: tuple[Column, ...]
-    conditions: tuple[Condition, ...] = ()
+    selection: Selection = EVERYTHING
     verify_crc: VerifyCrc = VerifyCrc.NONE
     corrupt_records: CorruptRecords = CorruptRecords.FAIL
     decompress: bool = True
@@ -107,8 +114,8 @@ def decode_pulled(body: bytes, plan: ReadPlan, low: int, high: int) -> Iterator[
 
 
 def _batches(split: Split, records: Records, plan: ReadPlan) -> Iterator[pa.RecordBatch]:
-    if plan.conditions:
-        records = records.take(matches(records, plan.conditions))
+    if plan.selection != EVERYTHING:
+        records = records.take(matches(records, plan.selection))
     if plan.choose is not None:
         records = records.take(plan.choose(records))
     crc_wrong = np.empty(0, "i8")
@@ -202,51 +209,19 @@ def _damaged(split: Split, position: int, reason: str, plan: ReadPlan) -> StoreE
     )
 
 
-# ---------------------------------------------------------------- conditions
+# ---------------------------------------------------------------- selections
 
 
-class Condition(Struct, frozen=True):
-    """One condition on one column: topic, queueId or storeTimestamp.
-
-    Attributes:
-        column: Spark name of the column.
-        kind: the comparison, by the name of Spark's filter class.
-        values: the values to compare with: numbers, texts, or µs since the epoch.
-    """
-
-    column: str
-    kind: str
-    values: tuple[Any, ...]
-
-
-def topic_in(topics: Iterable[str]) -> Condition:
-    """Return the condition that the topic of a message is in ``topics``."""
-    return Condition("topic", "In", tuple(topics))
-
-
-def wanted(conditions: Iterable[Condition], column: str) -> list[Any]:
-    """Return the values to which conditions restrict a column. An empty list means any value."""
-    sets = [set(one.values) for one in conditions if one.column == column and one.kind in _EQUAL]
-    return sorted(set.intersection(*sets)) if sets else []
-
-
-def bounds(conditions: Iterable[Condition]) -> tuple[int | None, int | None]:
-    """Return the minimum and the maximum that conditions on one column allow. A bound is None if there is no limit."""
-    lows = [min(one.values) for one in conditions if one.kind in _LOWER]
-    highs = [max(one.values) for one in conditions if one.kind in _UPPER]
-    return max(lows, default=None), min(highs, default=None)
-
-
-def within_times(segments: Sequence[Segment], conditions: Iterable[Condition]) -> list[Segment]:
+def within_times(segments: Sequence[Segment], selection: Selection) -> list[Segment]:
     """Return the files of a log that may have messages with the wanted store times.
 
     The messages in a file are older than the first message in the next file, unless the clock was set back (by at most
     `CLOCK_SLACK_US`). Files are omitted only at the two ends, so that the remaining files are still one log."""
-    low, high = bounds([one for one in conditions if one.column == "storeTimestamp"])
+    low, high = selection.start_us, selection.end_us
     kept = list(segments)
-    while len(kept) > 1 and high is not None and first_stored(kept[-1]) > high + CLOCK_SLACK_US:
+    while len(kept) > 1 and high and first_stored(kept[-1]) > high + CLOCK_SLACK_US:
         kept.pop()
-    while len(kept) > 1 and low is not None and 0 < first_stored(kept[1]) < low - CLOCK_SLACK_US:
+    while len(kept) > 1 and low and 0 < first_stored(kept[1]) < low - CLOCK_SLACK_US:
         kept.pop(0)
     return kept
 
@@ -260,27 +235,21 @@ def first_stored(segment: Segment) -> int:
     return 0
 
 
-def matches(records: Records, conditions: Iterable[Condition]) -> NDArray[np.bool_]:
-    """Return a mask of the records that meet all conditions. The conditions are on columns that the members of an inner
-    batch share."""
+def matches(records: Records, selection: Selection) -> NDArray[np.bool_]:
+    """Return a mask of the selected records. The members of an inner batch share the compared fields."""
     met = np.ones(len(records), bool)
-    for condition in conditions:
-        met &= _meets(records, condition)
-    return met
-
-
-def _meets(records: Records, condition: Condition) -> NDArray[np.bool_]:
-    compare, values = _COMPARISONS[condition.kind], condition.values
-    met: NDArray[np.bool_]
-    if condition.column == "topic":
+    if selection.topics:
         topics = topics_of(records)
         # Compare each of the few distinct topics in a batch once, then distribute the result to its records.
         texts = np.array([topic.decode("utf-8", "replace") for topic in topics.dictionary.to_pylist()], object)
-        met = compare(texts, values)[topics.indices.to_numpy()]
-    elif condition.column == "storeTimestamp":
+        met &= np.isin(texts, selection.topics)[topics.indices.to_numpy()]
+    if selection.queue_ids:
+        met &= np.isin(records.field("queue_id"), selection.queue_ids)
+    if selection.start_us or selection.end_us:
         times_us, is_known = to_microseconds(records.field("store_timestamp"))
-        met = compare(times_us, values) & is_known  # as in SQL, a null meets no condition
-    else:
-        assert condition.column == "queueId", f"conditions do not use the column {condition.column}"
-        met = compare(records.field("queue_id"), values)
+        met &= is_known  # as in SQL, a null meets no condition
+        if selection.start_us:
+            met &= times_us >= selection.start_us
+        if selection.end_us:
+            met &= times_us < selection.end_us
     return met

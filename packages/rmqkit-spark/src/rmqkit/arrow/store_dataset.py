@@ -140,7 +140,7 @@ class StoreDataset(pads.Dataset):  # type: ignore[misc] # pyarrow ships no types
         parts = plan_parts(
             self._root,
             segments,
-            plan.conditions,
+            plan.selection,
             keys=plan.keys,
             offsets_from=self._offsets_from,
             split_bytes=SPLIT_BYTES,

@@ -17,7 +17,7 @@ The package `source` contains the readers, `sink` the writers, `jobs` whole jobs
 
 from __future__ import annotations
 
-from rmqkit.spark.failures import one_line
+from rmqkit.spark.failures import hide_closed_connections, one_line
 from rmqkit.spark.frames import backlog, backlog_summary, from_body_avro, from_body_json, from_body_protobuf, read
 from rmqkit.spark.session import register, spark_session
 from rmqkit.spark.streams import start_stream
@@ -34,3 +34,5 @@ __all__ = [
     "spark_session",
     "start_stream",
 ]
+
+hide_closed_connections()  # here, because every worker that runs code of the formats imports this package first

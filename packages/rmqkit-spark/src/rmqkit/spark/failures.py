@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import importlib
 import re
+import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rmqkit import extras
 from rmqkit.errors import RmqError, SettingsError
@@ -92,3 +95,17 @@ def error_within(error: BaseException) -> RmqError | None:
     ours = kind.__new__(kind)
     ours.args = (text,)
     return ours
+
+
+def hide_closed_connections() -> None:
+    """Omit the tracebacks of closed connections in a Python worker of Spark. ``show()`` and ``limit()`` close the
+    connection of a worker that still writes. This is not an error, but PySpark's daemon prints it."""
+    if getattr(sys.modules["__main__"].__spec__, "name", "") != "pyspark.daemon":
+        return
+    printed = traceback.print_exc
+
+    def print_exc(*values: Any, **where: Any) -> None:
+        if not isinstance(sys.exception(), BrokenPipeError | ConnectionResetError):
+            printed(*values, **where)
+
+    traceback.print_exc = print_exc

@@ -104,13 +104,6 @@ class StoreOptions(msgspec.Struct, frozen=True):
             help="read only messages stored before this time, in ms since the epoch; 0 means no limit",
         ),
     ] = 0
-    filter_pushdown: Annotated[
-        bool,
-        Setting(
-            "filterPushdown",
-            help="not supported, because Spark reuses filters for later actions; use the options above",
-        ),
-    ] = False
 
     @property
     def topic_names(self) -> list[str]:

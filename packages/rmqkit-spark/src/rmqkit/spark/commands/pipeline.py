@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,8 @@ from rmqkit.spark.commands.session import (
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from rmqkit.store.settings import StoreSettings
 
 
 _OF_TOPIC = ("topic", "messages", "bytes", "queues", "latency_ms_p50", "latency_ms_p99", "latency_ms_max", "skewed")
@@ -133,6 +136,7 @@ def verify(
 
         settings = settings_of(config, disk_path(store))
         found = verified(spark, store, settings, read_only=read_only, log_only=log_only, work_dir=work_dir)
+    _note_archive(settings, "checked")
     if as_json:
         print_report_json(found)
     else:
@@ -163,17 +167,30 @@ def rebuild(
     with session("rebuild", master, remote, conf, store, as_json=as_json) as spark:
         from rmqkit.spark.jobs.rebuild import rebuild as rebuild_store
 
-        is_all = queues == index
+        is_all, settings = queues == index, settings_of(config, disk_path(store))
         made = rebuild_store(
             spark,
             store,
-            settings_of(config, disk_path(store)),
+            settings,
             queues=queues or is_all,
             index=index or is_all,
             target=target,
             work_dir=work_dir,
         )
+    _note_archive(settings, "read")
     show(made, as_json=as_json)
+
+
+def _note_archive(settings: StoreSettings | None, done: str) -> None:
+    """Report that a job left out the segments of the archive in the broker's configuration."""
+    if settings is not None and settings.archive:
+        from rmqkit.store.archive.places import shown
+
+        print(
+            f"rmq: only the log files of the store were {done}, not the segments in {shown(settings.archive)}, which"
+            " have queues and checks of their own",
+            file=sys.stderr,
+        )
 
 
 def archive(

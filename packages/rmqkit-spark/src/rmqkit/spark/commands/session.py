@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import Progress as ProgressBar
 
 from rmqkit.arrow.fs import RemotePath, exists, resolve
 from rmqkit.cli.frame.printing import cell, jsonable, print_table
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 
 LOCAL = "local[*]"
-_POLL_SECONDS = 0.2
 _STACK_OR_PLAN = re.compile(r";\n|\n\t|\n\nJVM")
 
 _only: Any = partial(typer.Option, show_default=False)
@@ -73,11 +70,13 @@ def pairs(texts: list[str] | None) -> dict[str, str]:
 def session(
     name: str, master: str, remote: str, conf: list[str] | None, *stores: str, as_json: bool
 ) -> Iterator[SparkSession]:
-    """Provide a Spark session for one job that reads ``stores``, with a progress bar on stderr if it is a terminal.
+    """Provide a Spark session for one job that reads ``stores``, with Spark's progress bar if stderr is a terminal.
     The session is stopped at the end, unless this process had it before. Raises RmqError, with one line, for every
     error of rmqkit or Spark in the job. Raises StoreError before Spark starts: a store is neither an address nor a
     directory."""
     settings = pairs(conf)
+    if sys.stderr.isatty() and not (as_json or remote or "SPARK_REMOTE" in os.environ):  # a server has its own setting
+        settings = {"spark.ui.showConsoleProgress": "true", **settings}
     for path in map(resolve, stores):
         if not isinstance(path, RemotePath) and not exists(path):
             raise StoreError(f"{path} is not a directory: give the store directory, which contains commitlog")
@@ -92,7 +91,7 @@ def session(
     with ended_if_interrupted():
         spark = spark_session(f"rmq pipeline {name}", master, settings, remote=remote)
     try:
-        with one_line_errors(), _stage_bars(spark, is_hidden=as_json):
+        with one_line_errors():
             yield spark
     finally:
         if not has_session:
@@ -161,47 +160,6 @@ def one_line_errors() -> Iterator[None]:
             yield
     except (PySparkException, Py4JError) as error:  # such as a mistake in a query: only Spark's own text
         raise RmqError(" ".join(_STACK_OR_PLAN.split(str(error), maxsplit=1)[0].split())) from error
-
-
-@contextmanager
-def _stage_bars(spark: SparkSession, *, is_hidden: bool) -> Iterator[None]:
-    """Show a progress bar of tasks for each running stage."""
-    from rmqkit.spark.session import is_connect
-
-    console = Console(stderr=True)
-    if is_hidden or not console.is_terminal or is_connect(spark):
-        yield
-        return
-    done = threading.Event()
-    with ProgressBar(console=console, transient=True, redirect_stdout=False) as bars:
-        poll = threading.Thread(target=_follow, args=(spark.sparkContext.statusTracker(), bars, done), daemon=True)
-        poll.start()
-        try:
-            yield
-        finally:
-            done.set()
-            poll.join()
-
-
-def _follow(tracker: Any, bars: ProgressBar, done: threading.Event) -> None:
-    """Follow the stages until ``done`` is set or Spark has stopped; the job itself reports Spark's error."""
-    from py4j.protocol import Py4JError
-
-    with suppress(Py4JError, OSError):
-        follow_stages(tracker, bars, done)
-
-
-def follow_stages(tracker: Any, bars: ProgressBar, done: threading.Event) -> None:
-    shown: dict[int, Any] = {}
-    while not done.wait(_POLL_SECONDS):
-        running = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()}
-        for stage in shown.keys() - running.keys():
-            bars.remove_task(shown.pop(stage))
-        for stage, info in running.items():
-            if info is not None:
-                if stage not in shown:
-                    shown[stage] = bars.add_task(f"stage {stage}", total=info.numTasks)
-                bars.update(shown[stage], completed=info.numCompletedTasks)
 
 
 class Rows(msgspec.Struct):

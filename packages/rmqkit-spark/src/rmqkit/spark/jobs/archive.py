@@ -43,7 +43,7 @@ from msgspec.structs import replace
 
 from rmqkit.arrow.fs import RemotePath, Segment, find_segments, local_path, map_range
 from rmqkit.arrow.options import VerifyCrc
-from rmqkit.arrow.reader import ReadPlan, matches, read_parts
+from rmqkit.arrow.reader import EVERYTHING, ReadPlan, matches, read_parts
 from rmqkit.arrow.schema import arrow_schema
 from rmqkit.arrow.splits import Split, plan_splits
 from rmqkit.errors import SettingsError, StoreError, StoreLocked, StoreMismatch
@@ -54,7 +54,7 @@ from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted
 from rmqkit.spark.jobs.tasks import core_count, run_tasks
 from rmqkit.spark.options import StoreOptions, words
 from rmqkit.spark.session import address
-from rmqkit.spark.source.store import read_plan, store_options
+from rmqkit.spark.source.store import read_plan, refuse_archive, store_options
 from rmqkit.store.files import StoreLock, sync_directory
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Damage, Records, crc_matches
@@ -175,6 +175,7 @@ def _settings(
     path: str, options: Mapping[str, str], table_format: str, partition_by: Sequence[str], verify: str
 ) -> tuple[StoreOptions, ArchiveSettings]:
     known = {name.lower(): name for name in _OPTIONS}
+    refuse_archive(store_options({**options, "path": path}), "archive")
     for name in options:
         if name.lower() not in known:
             raise SettingsError(f"archive: option {name!r} cannot be used here: choose from {', '.join(_OPTIONS)}")
@@ -408,7 +409,7 @@ def archive_split(plan: ArchivePlan, split: Split) -> SplitFiles:
     walk = scan.walk(buffer, split.base_offset, split.low, split.high, rows_max=plan.read.batch_rows)
     parts = _wanted(counted(walk, done.counts, split), plan.read, done)
     # `_wanted` has already applied both, because it counts the excluded records.
-    unfiltered = replace(plan.read, conditions=(), verify_crc=VerifyCrc.NONE)
+    unfiltered = replace(plan.read, selection=EVERYTHING, verify_crc=VerifyCrc.NONE)
     found, last = 0, -1
     for batch in read_parts(split, parts, unfiltered):
         offsets = batch["commitLogOffset"].to_numpy()
@@ -429,7 +430,7 @@ def _wanted(parts: Iterator[Records | Damage], read: ReadPlan, done: SplitFiles)
             done.lost += 1
             yield part
             continue
-        records = part.take(matches(part, read.conditions)) if read.conditions else part
+        records = part if read.selection == EVERYTHING else part.take(matches(part, read.selection))
         done.records += len(records)
         if read.verify_crc is not VerifyCrc.NONE and not (is_right := crc_matches(records)).all():
             wrong = records.take(~is_right)

@@ -47,7 +47,7 @@ from rmqkit.spark.jobs.log_ranges import SegmentCounts
 from rmqkit.spark.jobs.tasks import core_count, reduce_tasks, run_tasks
 from rmqkit.spark.options import Entity, StoreOptions, words
 from rmqkit.spark.session import address
-from rmqkit.spark.source.store import read_plan, store_options
+from rmqkit.spark.source.store import read_plan, refuse_archive, store_options
 from rmqkit.spark.source.tables import TABLES
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records
@@ -185,6 +185,7 @@ def audit(
     Raises SettingsError: an option is not valid.
     Raises StoreError: the store is missing or cannot be read."""
     parsed = store_options({"corruptRecordMode": "skip", **(options or {}), "path": address(spark, path)})
+    refuse_archive(parsed, "audit")
     plan = read_plan(parsed, READ)
     segments = find_segments(parsed.path, words(parsed.log_paths))
     splits = plan_splits(segments, parsed.split_bytes)

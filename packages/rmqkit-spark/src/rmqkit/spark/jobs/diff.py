@@ -39,7 +39,7 @@ from rmqkit.spark.failures import one_line
 from rmqkit.spark.jobs.log_ranges import SegmentCounts, add_up, counted, task_count
 from rmqkit.spark.jobs.tasks import core_count, regroup_tasks, run_tasks
 from rmqkit.spark.session import address
-from rmqkit.spark.source.store import store_options, store_splits
+from rmqkit.spark.source.store import refuse_archive, store_options, store_splits
 from rmqkit.store.kernels.batch import topics_of
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Records
@@ -127,6 +127,7 @@ def diff(
     Raises StoreError: a store is missing or cannot be read."""
     left, right = address(spark, left), address(spark, right)
     ours, theirs = (store_options({**(options or {}), "path": path}) for path in (left, right))
+    refuse_archive(ours, "diff")
     left_splits, right_splits = store_splits(ours), store_splits(theirs)
     with one_line():
         ends = run_tasks(

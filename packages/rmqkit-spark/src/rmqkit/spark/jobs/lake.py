@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -66,27 +66,38 @@ def _need(module: str, table_format: str) -> None:
 # ---------------------------------------------------------------- Delta
 
 
-def _commit_delta(run: Run, target: Target, schema: pa.Schema) -> None:
+def commit_delta(
+    target: Target, schema: pa.Schema, run: Run, actions: list[Any], application: str, partition_by: Sequence[str] = ()
+) -> None:
+    """Add files to the table in a folder, in one transaction, unless the table has the run already. A column that the
+    table lacks is added. Create the table if it does not exist."""
     from deltalake import CommitProperties, DeltaTable, Schema, Transaction
     from deltalake.transaction import create_table_with_add_actions
 
-    partition_by = list(run.settings.partition_by)
-    columns = Schema.from_arrow(schema.append(pa.field(DAY, pa.date32())) if DAY in partition_by else schema)
-    actions = [_added(file, partition_by) for file in run.files]
-    properties = CommitProperties(app_transactions=[Transaction(_APPLICATION, run.number)])
+    columns, by = Schema.from_arrow(schema), list(partition_by)
+    once = CommitProperties(app_transactions=[Transaction(application, run.number)])
     if not DeltaTable.is_deltatable(target.root):
-        create_table_with_add_actions(
-            target.root, columns, actions, partition_by=partition_by, commit_properties=properties
-        )
+        create_table_with_add_actions(target.root, columns, actions, partition_by=by, commit_properties=once)
         return
     table = DeltaTable(target.root)
     # A run that was killed after this commit is finished again. The number in the table prevents adding its files
     # twice.
-    if (table.transaction_version(_APPLICATION) or 0) < run.number:
-        table.create_write_transaction(actions, "append", columns, partition_by, commit_properties=properties)
+    if not actions or (table.transaction_version(application) or 0) >= run.number:
+        return
+    known = {field.name for field in table.schema().fields}
+    if lacking := [field for field in columns.fields if field.name not in known]:
+        table.alter.add_columns(lacking)
+        table = DeltaTable(target.root)
+    table.create_write_transaction(actions, "append", table.schema(), by, commit_properties=once)
 
 
-def _added(file: ArchivedFile, partition_by: list[str]) -> Any:
+def _commit_delta(run: Run, target: Target, schema: pa.Schema) -> None:
+    partition_by = run.settings.partition_by
+    columns = schema.append(pa.field(DAY, pa.date32())) if DAY in partition_by else schema
+    commit_delta(target, columns, run, [_added(file, partition_by) for file in run.files], _APPLICATION, partition_by)
+
+
+def _added(file: ArchivedFile, partition_by: Sequence[str]) -> Any:
     from deltalake.transaction import AddAction
 
     values = {"topic": file.topic, DAY: file.day}

@@ -205,7 +205,6 @@ def _archived(
     path: str,
     runs: Collection[Run],
     is_wanted: Callable[[ArchivedFile], bool],
-    needed: Collection[str] | None = None,
 ) -> DataFrame:
     """Return the rows of an archive's files; the topic is read from the file, not the folder (Spark makes 007 7)."""
     columns = _archive_columns(runs)
@@ -216,9 +215,8 @@ def _archived(
     # Pass a schema, or else Spark first runs a job that reads footers.
     if target.is_local:
         return spark.read.schema(to_ddl(columns)).parquet(*map(target.path_of, files))
-    chosen = [column for column in columns if needed is None or column.name in needed]
     names = json.dumps([file.path for file in files])
-    return spark.read.format(ARCHIVE).schema(to_ddl(chosen)).option("files", names).load(path)
+    return spark.read.format(ARCHIVE).schema(to_ddl(columns)).option("files", names).load(path)
 
 
 def _archive_columns(runs: Collection[Run]) -> list[Column]:

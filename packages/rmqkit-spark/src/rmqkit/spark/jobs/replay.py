@@ -26,14 +26,12 @@ queue                any queue, or the queue for its sharding key in the target
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
 from rmqkit.arrow.options import VerifyCrc
-from rmqkit.arrow.schema import MESSAGE_COLUMNS
 from rmqkit.client.runtime.process import portal
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.names import NOT_OF_APPLICATIONS, SYSTEM_TOPICS
@@ -52,8 +50,6 @@ __all__ = ["Filter", "Replayed", "replay"]
 
 _CHUNK_BYTES = 256 << 20
 _VERIFY = "verifycrc"
-_PLANNED = ("topic", "commitLogOffset", "storeTimestamp")
-_SENT = (*_PLANNED, "queueOffset", "tags", "keys", "properties", "flag", "body")
 
 
 class Filter(Struct, frozen=True):
@@ -180,18 +176,16 @@ class _Source(Struct):
     options: dict[str, str]
     wanted: Filter
 
-    def frame(self, columns: tuple[str, ...], begin_ms: int | None = None, end_ms: int | None = None) -> DataFrame:
-        """Return the selected messages, with ``columns`` and the columns in the condition."""
+    def frame(self, begin_ms: int | None = None, end_ms: int | None = None) -> DataFrame:
+        """Return the selected messages."""
         from pyspark.errors import AnalysisException, ParseException
         from pyspark.sql import functions as f
 
         wanted = self.wanted
-        tested = [one.name for one in MESSAGE_COLUMNS if re.search(rf"\b{one.name}\b", wanted.where, re.IGNORECASE)]
-        needed = dict.fromkeys([*columns, *tested, *(["tags"] if wanted.tag else ())])
         frame = query(
             self.spark,
             self.path,
-            {**self.options, "columns": ",".join(needed)},
+            self.options,
             topic=wanted.topic,
             key=wanted.key,
             begin_ms=_later(wanted.begin_ms, begin_ms),
@@ -231,7 +225,7 @@ def _chunks(source: _Source, at: int, unfinished: int | None, chunk_bytes: int) 
     if unfinished is not None:
         number = f.when(place < unfinished, f.lit(-1)).otherwise(number)
     rows = (
-        source.frame(_PLANNED)
+        source.frame()
         .where(place >= at)
         .groupBy(number.alias("number"), "topic")
         .agg(
@@ -255,7 +249,7 @@ def _rows(source: _Source, chunk: _Chunk, *, is_single: bool) -> DataFrame:
     from pyspark.sql import functions as f
 
     place = f.col("commitLogOffset")
-    frame = source.frame(_SENT, chunk.begin_ms, chunk.end_ms).where((place >= chunk.low) & (place < chunk.high))
+    frame = source.frame(chunk.begin_ms, chunk.end_ms).where((place >= chunk.low) & (place < chunk.high))
     if is_single:
         # orderBy would distribute the rows over ranges, which several tasks would send at the same time.
         frame = frame.coalesce(1).sortWithinPartitions("commitLogOffset", "queueOffset")

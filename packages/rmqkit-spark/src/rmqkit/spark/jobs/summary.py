@@ -18,12 +18,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rmqkit.arrow.archived import ArchivedFile, read_archived
 from rmqkit.arrow.reader import ReadPlan, read_split
 from rmqkit.arrow.splits import Split
 from rmqkit.spark.jobs.log_ranges import task_count
 from rmqkit.spark.jobs.tasks import rows_of_tasks
 from rmqkit.spark.session import address
-from rmqkit.spark.source.store import read_plan, store_options, store_splits
+from rmqkit.spark.source.store import archived_files, read_plan, store_options, store_splits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,15 +40,17 @@ _SCHEMA = (
 
 def summary(spark: SparkSession, path: str, options: Mapping[str, str] | None = None) -> DataFrame:
     """Count messages, times and bytes of a store by topic and tag: ``summary(spark, path).show(truncate=False)``.
-    ``options`` are options of ``rocketmq-store``, such as ``topic`` or ``corruptRecordMode``.
+    ``options`` are options of ``rocketmq-store``, such as ``topic``, ``corruptRecordMode`` or ``archive``.
     Raises SettingsError: an option is not valid.
     Raises StoreError: the store is missing or cannot be read."""
     from pyspark.sql import functions
 
     parsed = store_options({**(options or {}), "path": address(spark, path)})
     plan = read_plan(parsed, _READ)
-    splits = store_splits(parsed)
-    parts = rows_of_tasks(spark, lambda split: _reduced(split, plan), splits, task_count(splits), _SCHEMA)
+    files, splits = archived_files(parsed), store_splits(parsed)
+    todo: list[ArchivedFile | Split] = [*files, *splits]
+    count = len(files) + task_count(splits)
+    parts = rows_of_tasks(spark, lambda part: _reduced(part, plan), todo, count, _SCHEMA)
     return (
         parts.groupBy("topic", "tags")
         .agg(
@@ -70,12 +73,13 @@ def record_bytes(batch: Any) -> tuple[Any, Any]:
     return np.where(is_first, batch["storeSize"].to_numpy(), 0).astype("i8"), is_first
 
 
-def _reduced(split: Split, plan: ReadPlan) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of one split."""
+def _reduced(part: ArchivedFile | Split, plan: ReadPlan) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of one segment of an archive or one split of the log."""
     import pyarrow as pa
 
     # Group in the task: transferring a row per message to the JVM would cost more than decoding the messages.
-    counted = [_counted(batch) for batch in read_split(split, plan)]
+    batches = read_archived(part, plan) if isinstance(part, ArchivedFile) else read_split(part, plan)
+    counted = [_counted(batch) for batch in batches]
     if counted:
         grouped = pa.concat_tables(counted).group_by(["topic", "tags"])
         sums = grouped.aggregate([("messages", "sum"), ("first", "min"), ("last", "max"), ("bytes", "sum")])

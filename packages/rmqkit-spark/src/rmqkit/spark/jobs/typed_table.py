@@ -20,24 +20,23 @@ so a late message needs nothing: it is a row like all others.
 from __future__ import annotations
 
 import threading
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from msgspec import Struct
 
 from rmqkit.errors import SettingsError, StoreError
 from rmqkit.spark.failures import one_line
-from rmqkit.spark.jobs.archive_files import ArchivedFile, CountedSink
+from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import Target
 from rmqkit.spark.jobs.typed_columns import META, TIMESTAMP
+from rmqkit.spark.jobs.typed_files import NewFile
 from rmqkit.spark.jobs.typed_schema import RowDecoder, RowSchema, read_schema
 from rmqkit.spark.jobs.typed_target import Place, TypedTable, opened_table
 from rmqkit.spark.session import address, is_connect
@@ -57,7 +56,7 @@ MESSAGE_FIELDS = pa.schema(
 )  # fmt: skip
 _COLUMNS = [field.with_name(META + field.name) for field in MESSAGE_FIELDS]
 _REJECTED = pa.schema([("body", pa.binary()), ("reason", pa.string()), *_COLUMNS])
-_READ = ("body", "commitLogOffset", *MESSAGE_FIELDS.names)
+_READ = ("body", *MESSAGE_FIELDS.names)
 _OWN_OPTIONS = ("subscribe", "topic", "subscribepattern", "assign", "columns")
 _LOOK_S = 0.5
 COMPACTED_BATCHES = 60
@@ -229,70 +228,18 @@ def _write_rows(plan: _Plan, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.R
     """Decode the messages of a partition, and write them to a file of each table. Yield the files."""
     decoder = RowDecoder(plan.schema)
     schemas = (_REJECTED, pa.schema([*plan.schema.arrow, *_COLUMNS]))
-    files = [_File(target, plan.number, schema) for target, schema in zip(plan.targets, schemas, strict=True)]
+    files = [NewFile(target, plan.number, schema) for target, schema in zip(plan.targets, schemas, strict=True)]
     for batch in batches:
         decoded = decoder.decode(batch["body"].to_pylist())
         fits = pa.array(decoded.fits, pa.bool_())
         good, bad = batch.filter(fits), batch.filter(pc.invert(fits))
-        files[0].add(bad, [bad["body"], pa.array(decoded.reasons, pa.string())])
-        files[1].add(good, decoded.columns)
-    done = [(i, file.close()) for i, file in enumerate(files)]
-    found = [(i, msgspec.json.encode(file)) for i, file in done if file is not None]
+        for file, schema, rows, columns in (
+            (files[0], schemas[0], bad, [bad["body"], pa.array(decoded.reasons, pa.string())]),
+            (files[1], schemas[1], good, decoded.columns),
+        ):
+            fields = [rows[field.name].cast(field.type) for field in MESSAGE_FIELDS]
+            file.add(pa.record_batch([*columns, *fields], schema=schema))
+    found = [(i, msgspec.json.encode(one)) for i, file in enumerate(files) for one in file.close()]
     yield pa.record_batch(
         {"part": pa.array([i for i, _ in found], pa.int32()), "file": pa.array([one for _, one in found], pa.binary())}
     )
-
-
-class _File:
-    """A Parquet file in the staging folder of a table. It is created with its first rows."""
-
-    def __init__(self, target: Target, number: int, schema: pa.Schema) -> None:
-        self._target = target
-        self._folder = target.staging(number)
-        self._schema = schema
-        # Each attempt of a task writes its own file; only the files of successful attempts are published.
-        self._path = f"{number - 1:06d}-{uuid.uuid4().hex[:12]}.parquet"
-        self._rows = 0
-        self._places: list[int] = []
-        self._times: list[int] = []
-        self._writer: Any = None
-
-    def add(self, batch: pa.RecordBatch, columns: list[pa.Array]) -> None:
-        """Add rows: the columns that were made of bodies, and the fields of their messages in ``batch``."""
-        if not len(batch):
-            return
-        if self._writer is None:
-            filesystem = self._target.filesystem()
-            filesystem.create_dir(self._folder)
-            self._sink = CountedSink(filesystem.open_output_stream(f"{self._folder}/{self._path}"))
-            self._writer = pq.ParquetWriter(pa.PythonFile(self._sink, mode="w"), self._schema, compression="zstd")
-        fields = [batch[field.name].cast(field.type) for field in MESSAGE_FIELDS]
-        self._writer.write_batch(pa.record_batch([*columns, *fields], schema=self._schema))
-        self._rows += len(batch)
-        self._places += _bounds(batch["commitLogOffset"])
-        self._times += _bounds(batch["storeTimestamp"].cast(pa.int64()))
-
-    def close(self) -> ArchivedFile | None:
-        """Complete the file. Return its description, or None if it has no rows."""
-        if self._writer is None:
-            return None
-        self._writer.close()
-        self._sink.close()
-        return ArchivedFile(
-            path=self._path,
-            segment=0,
-            topic=None,
-            day=None,
-            rows=self._rows,
-            bytes=self._sink.size,
-            offset_min=min(self._places),
-            offset_max=max(self._places),
-            stored_min_ms=min(self._times) // 1000 if self._times else None,
-            stored_max_ms=max(self._times) // 1000 if self._times else None,
-            crc=self._sink.crc,
-        )
-
-
-def _bounds(values: pa.Array) -> list[int]:
-    found = pc.min_max(values).as_py()
-    return [] if found["min"] is None else [found["min"], found["max"]]

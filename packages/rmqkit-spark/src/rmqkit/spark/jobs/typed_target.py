@@ -24,6 +24,7 @@ files get their places, so no row is there twice.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -38,8 +39,8 @@ from rmqkit.arrow.fs import resolve
 from rmqkit.errors import SettingsError, StoreError
 from rmqkit.spark.jobs.archive_files import ArchivedFile
 from rmqkit.spark.jobs.archive_target import ArchiveSettings, Commit, Run, Target
-from rmqkit.spark.jobs.lake import TABLE_FORMATS, opened_catalog
-from rmqkit.spark.jobs.typed_compact import DataFile, data_files, groups, merged
+from rmqkit.spark.jobs.lake import TABLE_FORMATS, commit_delta, opened_catalog
+from rmqkit.spark.jobs.typed_files import DataFile, data_files, groups, merged
 from rmqkit.spark.jobs.typed_schema import RowSchema, TypedColumn
 
 _APPLICATION = "rmqkit.table"
@@ -142,7 +143,7 @@ class TypedTable:
             return
         grouped = list(groups(self._files()))
         if grouped:
-            files = [merged(self.target, self.number, group) for group in grouped]
+            files = [file for group in grouped for file in merged(self.target, self.number, group)]
             run = Run(self.number, self._runs[-1].settings, [], files, [path for group in grouped for path in group])
             self.target.publish(run, self._commit)
             self._runs = [run]
@@ -226,27 +227,13 @@ def _connected(
 
 
 def _commit_delta(target: Target, schema: pa.Schema, run: Run) -> None:
-    from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-    from deltalake.transaction import AddAction, create_table_with_add_actions
+    from deltalake.transaction import AddAction
 
-    columns = Schema.from_arrow(schema)
-    actions: list[Any] = [
-        AddAction(file.path, file.bytes, {}, file.stored_max_ms or 0, True, f'{{"numRecords": {file.rows}}}')
-        for file in run.files
+    now_ms = int(time.time() * 1000)
+    actions = [
+        AddAction(file.path, file.bytes, {}, now_ms, True, f'{{"numRecords": {file.rows}}}') for file in run.files
     ]
-    once = CommitProperties(app_transactions=[Transaction(_APPLICATION, run.number)])
-    if not DeltaTable.is_deltatable(target.root):
-        create_table_with_add_actions(target.root, columns, actions, commit_properties=once)
-        return
-    table = DeltaTable(target.root)
-    # A batch that was killed after this commit is finished again.
-    if not actions or (table.transaction_version(_APPLICATION) or 0) >= run.number:
-        return
-    known = {field.name for field in table.schema().fields}
-    if lacking := [field for field in columns.fields if field.name not in known]:
-        table.alter.add_columns(lacking)
-        table = DeltaTable(target.root)
-    table.create_write_transaction(actions, "append", table.schema(), [], commit_properties=once)
+    commit_delta(target, schema, run, actions, _APPLICATION)
 
 
 def _iceberg_location(catalog: Any, name: str, schema: pa.Schema) -> str:

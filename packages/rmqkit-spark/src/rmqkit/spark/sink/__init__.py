@@ -10,7 +10,3 @@ module              contents
 `ledger`            meaning of the ledger's entries (pure); `ledger_topic` writes and reads the entries
 ==================  ================================================================================================
 """
-
-from rmqkit.spark.daemon import keep_quiet
-
-keep_quiet()  # called here because a Spark worker imports this package first

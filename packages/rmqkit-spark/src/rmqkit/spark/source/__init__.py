@@ -9,7 +9,3 @@ module                 contents
 
 Tasks read parts of a store with `rmqkit.arrow`, which does not need Spark.
 """
-
-from rmqkit.spark.daemon import keep_quiet
-
-keep_quiet()  # called here because a Spark worker imports this package first

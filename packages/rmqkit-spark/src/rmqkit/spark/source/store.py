@@ -23,11 +23,10 @@ archive                                    the segments of deleted log files (`r
 =========================================  ===========================================================================
 
 Spark has no column pruning for Python sources: name the needed columns by ``.schema("topic string, ...")`` or
-``option("columns", ...)``, or let `rmqkit.spark.read` find them. Then no other column is decoded or transferred. The
-options ``topic``, ``queueId``, ``startingTimestamp`` and ``endingTimestamp`` exclude messages before they are decoded.
-Filters are never pushed into the reader: Spark 4.1 to 4.3 reuses the reader of the first plan with its filters for
-later actions of the same data frame. It does not report that these actions have no filters, so they would lack rows.
-``filterPushdown=true`` is refused. A read of all columns and messages of a large log writes a warning to the log.
+``option("columns", ...)``. Then no other column is decoded or transferred. The options ``topic``, ``queueId``,
+``startingTimestamp`` and ``endingTimestamp`` exclude messages before they are decoded. Filters are never pushed into
+this reader: Spark 4.1 to 4.3 reuses the reader of the first plan with its filters for later actions of the same data
+frame. It does not report that these actions have no filters, so they would lack rows.
 
 Spark plans a data frame once, at its first action, and reuses the partitions: a data frame is a snapshot of the log at
 this time. The next ``load`` sees messages that arrived later.
@@ -35,7 +34,6 @@ this time. The next ``load`` sees messages that arrived later.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,8 +45,8 @@ from pyspark.sql.types import StructType
 from rmqkit.arrow.archived import ArchivedFile, plan_archive, read_archived
 from rmqkit.arrow.fs import find_segments, resolve, with_s3_settings
 from rmqkit.arrow.options import CorruptRecords, IncludeProperties, VerifyCrc
-from rmqkit.arrow.plan import Part, conditions_on, plan_parts, read_part
-from rmqkit.arrow.reader import Condition, ReadPlan
+from rmqkit.arrow.plan import Part, plan_parts, read_part
+from rmqkit.arrow.reader import EVERYTHING, ReadPlan, Selection
 from rmqkit.arrow.schema import CORRUPT, CORRUPT_COLUMN, Column, choose, message_columns
 from rmqkit.arrow.splits import Split, grouped, plan_splits
 from rmqkit.errors import SettingsError
@@ -59,15 +57,8 @@ from rmqkit.spark.source.tables import TABLES, read_table
 FORMAT = "rocketmq-store"
 _S3 = ("fs.s3a.", "spark.hadoop.fs.s3a.")
 _PARTITIONS_MAX = 256
-_TOLD_BYTES = 1 << 30
 JAR = Path(__file__).parents[1] / "rmqkit-spark.jar"
 """The readers in Java (``jvm``); it is missing where the package was built without a JDK."""
-_READS_ALL = (
-    "rocketmq-store: of %s all %d columns of all messages are read, %.1f GiB of log: Spark does not tell a Python"
-    " source what a query needs. If you need a part, start Spark with the jar of rmqkit (spark.jars=%s), or use the"
-    " options columns, topic, startingTimestamp"
-)
-_log = logging.getLogger(__name__)
 
 
 class StoreSource(DataSource):
@@ -110,12 +101,8 @@ class StoreReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Plan which part of the store, as it is now, each task reads."""
-        parts = store_parts(self._options, self._plan.conditions)
-        archived = [InputPartition((file,)) for file in _archived(self._options)]
-        if not self._plan.conditions and len(self._plan.columns) == len(available_columns(self._options)):
-            size = sum(part.high - part.low for part in parts if isinstance(part, Split))
-            if size >= _TOLD_BYTES:
-                _log.warning(_READS_ALL, self._options.path, len(self._plan.columns), size / (1 << 30), JAR)
+        parts = store_parts(self._options, self._plan.selection)
+        archived = [InputPartition((file,)) for file in archived_files(self._options)]
         return [*archived, *_partitions(parts, self._options.split_bytes)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -154,11 +141,6 @@ def store_options(given: Mapping[str, str]) -> StoreOptions:
     options = parse_options(StoreOptions, {name: given[name] for name in given.keys() - s3.keys()}, FORMAT)
     if not options.path and not options.log_paths:
         raise SettingsError(f"{FORMAT}: no path: give the store directory to load(...)")
-    if options.filter_pushdown:
-        raise SettingsError(
-            f"{FORMAT}: filterPushdown=true cannot be used: Spark would keep the filters of one action for later ones"
-            " of the same data frame; use the options topic, queueId, startingTimestamp and endingTimestamp"
-        )
     # Refuse instead of ignoring: the tables lack these columns, and users would not notice unfiltered rows.
     if options.entity is not Entity.MESSAGES:
         for name, value in (
@@ -187,14 +169,14 @@ def store_splits(options: StoreOptions) -> list[Split]:
     return plan_splits(find_segments(options.path, words(options.log_paths)), options.split_bytes)
 
 
-def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> list[Part]:
-    """Return the parts of the store to read for the messages that meet some conditions.
+def store_parts(options: StoreOptions, selection: Selection = EVERYTHING) -> list[Part]:
+    """Return the parts of the store to read for the selected messages.
     Raises StoreError: see `store_splits`. Raises SettingsError: a key is set without a topic."""
     try:
         return plan_parts(
             options.path,
             find_segments(options.path, words(options.log_paths)),
-            conditions,
+            selection,
             keys=words(options.keys),
             offsets_from=options.offsets_from,
             split_bytes=options.split_bytes,
@@ -204,7 +186,7 @@ def store_parts(options: StoreOptions, conditions: Sequence[Condition] = ()) -> 
         raise SettingsError(f"{FORMAT}: {error}") from None
 
 
-def _archived(options: StoreOptions) -> list[ArchivedFile]:
+def archived_files(options: StoreOptions) -> list[ArchivedFile]:
     """Return the segments of the archive with messages that the log does not have. Raises StoreError: see
     `plan_archive`."""
     if not options.archive:
@@ -212,6 +194,15 @@ def _archived(options: StoreOptions) -> list[ArchivedFile]:
     segments = find_segments(options.path, words(options.log_paths))
     is_strict = options.corrupt_records is CorruptRecords.FAIL
     return plan_archive(options.archive, options.path, segments, is_strict=is_strict)
+
+
+def refuse_archive(options: StoreOptions, job: str) -> None:
+    """Raise SettingsError if the options name an archive: the job reads only the log files on the disk."""
+    if options.archive:
+        raise SettingsError(
+            f"{job}: the option archive cannot be used, because this job reads only the log files that the store still"
+            " has: leave archive out, or read both with summary, query, sql or replay"
+        )
 
 
 def _partitions(parts: Sequence[Any], split_bytes: int) -> list[InputPartition]:
@@ -251,15 +242,10 @@ def read_plan(options: StoreOptions, names: Iterable[str]) -> ReadPlan:
         raise SettingsError(
             f"{FORMAT}: corruptRecordMode=report and verifyCrc=column need the column {CORRUPT}: add it to the columns"
         )
-    conditions = conditions_on(
-        topics=options.topic_names,
-        queue_ids=tuple(_queue_ids(options.queue_ids)),
-        start_ms=options.starting_timestamp_ms,
-        end_ms=options.ending_timestamp_ms,
-    )
+    times = (options.starting_timestamp_ms, options.ending_timestamp_ms)
     return ReadPlan(
         columns=tuple(columns),
-        conditions=conditions,
+        selection=Selection.of(options.topic_names, _queue_ids(options.queue_ids), *times),
         verify_crc=options.verify_crc,
         corrupt_records=options.corrupt_records,
         decompress=options.decompress,
