@@ -26,7 +26,8 @@ from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, BatchEntry, decode_batch, encode_batch
 from rmqkit.spark.failures import error_within
-from rmqkit.spark.source.broker import BrokerReader, live_options, read_columns
+from rmqkit.spark.planning import live_options
+from rmqkit.spark.source.broker import BrokerReader, read_columns
 from rmqkit.spark.source.store import JAR
 from tests.examples import examples
 from tests.spark.messages import HOST_V4, HOST_V6, bodies, property_strings, record_at
