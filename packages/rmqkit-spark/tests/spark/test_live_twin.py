@@ -297,6 +297,19 @@ def test_answers_may_have_binary_headers(
     assert "answered with code 16: no remark; grant the permission" in str(outcome(frame.toArrow))
 
 
+def test_a_stream_can_be_stopped_while_its_broker_does_not_answer(spark: SparkSession, tmp_path: Path) -> None:
+    with PulledBroker() as broker:
+        broker.released.clear()
+        given_options = _all(broker, {"pullTimeoutMs": "600000", "brokerPatienceMs": "600000"})
+        rows = spark.readStream.format("rocketmq").options(**given_options).load()
+        query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+        broker.asked.wait()
+        query.stop()
+        broker.released.set()
+    assert not query.isActive
+    assert query.exception() is None
+
+
 @pytest.mark.parametrize("fails", ["true", "false"])
 def test_messages_that_are_deleted_between_plan_and_read(spark: SparkSession, broker: PulledBroker, fails: str) -> None:
     broker.records = _plain(6)

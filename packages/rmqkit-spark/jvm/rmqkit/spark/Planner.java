@@ -6,6 +6,8 @@ import java.io.Closeable;
 import java.io.File;
 import java.io.IOException;
 import java.io.OutputStream;
+import java.io.UncheckedIOException;
+import java.nio.channels.ClosedByInterruptException;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
@@ -125,8 +127,8 @@ final class Planner implements Closeable {
             return answer.path("value");
         } catch (InterruptedException error) {
             hasFailed = true;
-            Thread.currentThread().interrupt();
-            throw new IllegalStateException("the read was cancelled", error);
+            // Spark's form of an interrupt: a stream that is stopped has not failed.
+            throw new UncheckedIOException("the read was cancelled", new ClosedByInterruptException());
         } catch (IOException | ExecutionException error) {
             hasFailed = true;
             throw new IllegalStateException(LiveSource.NAME + ": the planner in Python does not answer, "
