@@ -15,8 +15,10 @@ import java.util.Arrays;
 import java.util.Deque;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.FutureTask;
+import java.util.concurrent.TimeUnit;
 import java.util.stream.Collectors;
 import org.apache.spark.SparkFiles;
 import org.apache.spark.api.python.PythonFunction;
@@ -28,12 +30,15 @@ import rmqkit.errors.SettingsError;
  * A process of Python that plans reads of topics. {@code rmqkit.spark.planner} describes its calls.
  *
  * <p>Spark's own processes for Python sources import PySpark and Arrow, which takes longer than a plan. A process that
- * has planned its read waits for the next read of this JVM. It exits when the JVM exits, which closes its input.
+ * has planned its read waits some minutes for the next read of this JVM. It exits when its input is closed, at the latest
+ * when the JVM exits.
  */
 final class Planner implements Closeable {
     private static final String MODULE = "rmqkit.spark.planner";
     private static final String PATH = "PYTHONPATH";
     private static final int IDLE_MAX = 2;
+    /** An idle process keeps its connections open, and logs if its name servers are gone. */
+    private static final int IDLE_MINUTES = 2;
     /** A process keeps the connections of every read with other options. */
     private static final int READS_MAX = 100;
     private static final Deque<Planner> IDLE = new ArrayDeque<>();
@@ -62,7 +67,7 @@ final class Planner implements Closeable {
     private final Python python;
     private final Process process;
     private final BufferedReader answers;
-    private int reads;
+    private int reads = 1;
     private boolean hasFailed;
 
     private Planner(Python python) {
@@ -80,7 +85,6 @@ final class Planner implements Closeable {
     static Planner open(Python python, Map<String, String> options, String schema, boolean isStream) {
         Planner planner = idle(python);
         planner = planner == null ? new Planner(python) : planner;
-        planner.reads++;
         boolean isOpen = false;
         try {
             planner.call("open", options, schema, isStream);
@@ -97,7 +101,10 @@ final class Planner implements Closeable {
         synchronized (IDLE) {
             IDLE.removeIf(planner -> !planner.process.isAlive());
             Planner found = IDLE.stream().filter(planner -> planner.python.equals(python)).findFirst().orElse(null);
-            IDLE.remove(found);
+            if (found != null) {
+                IDLE.remove(found);
+                found.reads++;
+            }
             return found;
         }
     }
@@ -141,10 +148,21 @@ final class Planner implements Closeable {
         synchronized (IDLE) {
             if (!hasFailed && reads < READS_MAX && IDLE.size() < IDLE_MAX) {
                 IDLE.addFirst(this);
+                int before = reads;
+                CompletableFuture.delayedExecutor(IDLE_MINUTES, TimeUnit.MINUTES).execute(() -> expire(before));
                 return;
             }
         }
         process.destroy();
+    }
+
+    /** End an idle process that has planned no other read since. */
+    private void expire(int before) {
+        synchronized (IDLE) {
+            if (reads == before && IDLE.remove(this)) {
+                process.destroy();
+            }
+        }
     }
 
     /** Python refused a read; the text has the class of its exception. PySpark raises it as one of its exceptions. */
