@@ -40,12 +40,16 @@ class PulledBroker:
         records: the records of the queue, in order.
         faults: response codes of the next pulls, which then have no messages.
         pulled: the offset and the number of messages of each pull.
+        asked: set by the first request for an offset.
+        released: the broker answers requests for offsets when this is set.
     """
 
     def __init__(self) -> None:
         self.records: Sequence[Stored] = []
         self.faults: list[int] = []
         self.pulled: list[tuple[int, int]] = []
+        self.asked, self.released = threading.Event(), threading.Event()
+        self.released.set()
         router = Router()
         router.register(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
         router.register(RequestCode.GET_MIN_OFFSET, lambda _, command: self._offset(command, self.low))
@@ -96,6 +100,8 @@ class PulledBroker:
         return reply(command, body=msgspec.json.encode(route))
 
     def _offset(self, command: Command, offset: int) -> Command:
+        self.asked.set()
+        self.released.wait()
         return reply(command, header=OffsetResponse(offset))
 
     def _pull(self, _: Connection, command: Command) -> Command:

@@ -22,7 +22,8 @@ from rmqkit.spark import one_line
 from rmqkit.spark.broker_pool import DataLost
 from rmqkit.spark.failures import CHECKPOINT_REMEDY
 from rmqkit.spark.jobs.summary import summary
-from rmqkit.spark.source.broker import BrokerStreamReader, live_options
+from rmqkit.spark.planning import live_options
+from rmqkit.spark.source.broker import BrokerStreamReader
 from tests.golden_stores import unpack_golden
 from tests.interop.standalone import Standalone, run_standalone
 from tests.patience import producing

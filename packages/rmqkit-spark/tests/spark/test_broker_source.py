@@ -32,7 +32,8 @@ from rmqkit.spark import backlog, register
 from rmqkit.spark.broker_format import BrokerTwin
 from rmqkit.spark.broker_pool import Bounds, BrokerPool, DataLost, Range
 from rmqkit.spark.kafka_columns import KAFKA_COLUMNS
-from rmqkit.spark.source.broker import FORMAT, BrokerReader, BrokerStreamReader, QueuePartition, live_options
+from rmqkit.spark.planning import FORMAT, live_options
+from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, QueuePartition
 from rmqkit.spark.source.store import JAR
 from rmqkit.testing.clock import StandingClock
 from tests.certificates import OPENSSL, REASON, make_certificate
@@ -609,7 +610,7 @@ def test_a_topic_that_was_gone_for_a_while_is_read_from_its_first_message(
     assert start["later"]["broker-a"] == {"0": 55}
     send(producer, "later", 0, 8)
     again = stream(broker, subscribe="orders,later", failOnDataLoss="false", brokerPatienceMs="1")
-    again.given_up = reader.given_up
+    again.planner.given_up = reader.planner.given_up
     end = again.latestOffset(start, ReadAllAvailable())
     assert [number for number in read(again, start, end) if number < 8][:8] == list(range(8))
 

@@ -15,12 +15,12 @@ from rmqkit.arrow.schema import arrow_schema
 from rmqkit.client.producer.selectors import PlacedMessage, by_place
 from rmqkit.errors import MessageIllegal, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.spark.broker_pool import numbered
 from rmqkit.spark.kafka_columns import (
     HEADERS,
     KAFKA_COLUMNS,
     from_kafka,
     kafka_columns,
-    numbered,
     sources,
     to_kafka,
 )

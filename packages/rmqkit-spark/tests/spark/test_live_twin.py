@@ -26,7 +26,8 @@ from rmqkit.protocol.compression import decompress
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import COMPRESSED, INNER_BATCH, NEED_UNWRAP, BatchEntry, decode_batch, encode_batch
 from rmqkit.spark.failures import error_within
-from rmqkit.spark.source.broker import BrokerReader, live_options, read_columns
+from rmqkit.spark.planning import live_options
+from rmqkit.spark.source.broker import BrokerReader, read_columns
 from rmqkit.spark.source.store import JAR
 from tests.examples import examples
 from tests.spark.messages import HOST_V4, HOST_V6, bodies, property_strings, record_at
@@ -294,6 +295,19 @@ def test_answers_may_have_binary_headers(
     assert frame.count() == 3
     broker.faults = [ResponseCode.NO_PERMISSION]
     assert "answered with code 16: no remark; grant the permission" in str(outcome(frame.toArrow))
+
+
+def test_a_stream_can_be_stopped_while_its_broker_does_not_answer(spark: SparkSession, tmp_path: Path) -> None:
+    with PulledBroker() as broker:
+        broker.released.clear()
+        given_options = _all(broker, {"pullTimeoutMs": "600000", "brokerPatienceMs": "600000"})
+        rows = spark.readStream.format("rocketmq").options(**given_options).load()
+        query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+        broker.asked.wait()
+        query.stop()
+        broker.released.set()
+    assert not query.isActive
+    assert query.exception() is None
 
 
 @pytest.mark.parametrize("fails", ["true", "false"])

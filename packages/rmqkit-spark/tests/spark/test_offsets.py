@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import Range
-from rmqkit.spark.source.broker import from_json, limited, ranges, read_option, to_json
+from rmqkit.spark.planning import from_json, limited, ranges, read_option, to_json
 
 A, B, C = (MessageQueue("orders", "broker-a", queue_id) for queue_id in range(3))
 TOLD = {"orders": {"broker-a": {"0": 123, "1": 77}}}

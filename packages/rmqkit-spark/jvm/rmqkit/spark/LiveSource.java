@@ -1,7 +1,6 @@
 package rmqkit.spark;
 
 import java.util.Map;
-import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableProvider;
 import org.apache.spark.sql.connector.expressions.Transform;
@@ -19,6 +18,10 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  */
 public final class LiveSource implements TableProvider, DataSourceRegister {
     static final String NAME = "rocketmq";
+    private static final String TWIN = NAME + "-python";
+
+    private PythonDataSourceV2 twin;
+    private StructType inferred;
 
     @Override
     public String shortName() {
@@ -32,16 +35,22 @@ public final class LiveSource implements TableProvider, DataSourceRegister {
 
     @Override
     public StructType inferSchema(CaseInsensitiveStringMap given) {
-        return twin().inferSchema(given);
+        inferred = twin().inferSchema(given);
+        return inferred;
     }
 
     @Override
     public Table getTable(StructType schema, Transform[] partitioning, Map<String, String> given) {
         Map<String, String> options = StoreSource.options(given);
-        return new LiveTable((SupportsRead) twin().getTable(schema, partitioning, options), schema, options);
+        return new LiveTable(twin().getTable(schema, partitioning, options), schema, options, Planner.Python.of(TWIN),
+                schema.equals(inferred));
     }
 
-    private static PythonDataSourceV2 twin() {
-        return StoreSource.python(NAME + "-python");
+    /** Return the source in Python; Spark makes instances of this class without a session, to read their names. */
+    private PythonDataSourceV2 twin() {
+        if (twin == null) {
+            twin = StoreSource.python(TWIN);
+        }
+        return twin;
     }
 }

@@ -1,8 +1,8 @@
 package rmqkit.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.TextNode;
 import java.io.IOException;
-import java.util.Arrays;
 import java.util.LongSummaryStatistics;
 import java.util.Map;
 import java.util.Optional;
@@ -11,21 +11,33 @@ import org.apache.spark.sql.connector.read.PartitionReaderFactory;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.connector.read.streaming.Offset;
 import org.apache.spark.sql.connector.read.streaming.ReadLimit;
+import org.apache.spark.sql.connector.read.streaming.ReadMaxRows;
 import org.apache.spark.sql.connector.read.streaming.ReportsSourceMetrics;
 import org.apache.spark.sql.connector.read.streaming.SupportsTriggerAvailableNow;
-import org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStreamWithTriggerAvailableNow;
-import org.apache.spark.sql.execution.datasources.v2.python.PythonStreamingInputPartition;
 
 /**
- * A stream of topics. The Python stream reader computes offsets and plans batches, so a checkpoint has the same offsets
- * with and without the jar; tasks read in the JVM.
+ * A stream of topics. Python computes offsets and plans batches, so a checkpoint has the same offsets with and without
+ * the jar; tasks read in the JVM.
  */
-record LiveStream(PythonMicroBatchStreamWithTriggerAvailableNow python, StoreTable.Plan plan)
+record LiveStream(Planner planner, StoreTable.Plan plan)
         implements MicroBatchStream, SupportsTriggerAvailableNow, ReportsSourceMetrics {
+    /** Offsets in Python's JSON. */
+    private static final class Place extends Offset {
+        private final String json;
+
+        Place(JsonNode json) {
+            this.json = json.asText();
+        }
+
+        @Override
+        public String json() {
+            return json;
+        }
+    }
+
     @Override
     public InputPartition[] planInputPartitions(Offset start, Offset end) {
-        return LiveTable.tasks(Arrays.stream(python.planInputPartitions(start, end))
-                .map(one -> ((PythonStreamingInputPartition) one).pickedPartition()), plan);
+        return LiveTable.tasks(planner.call("parts", start.json(), end.json()), plan);
     }
 
     @Override
@@ -35,47 +47,50 @@ record LiveStream(PythonMicroBatchStreamWithTriggerAvailableNow python, StoreTab
 
     @Override
     public Offset initialOffset() {
-        return python.initialOffset();
+        return new Place(planner.call("initialOffset"));
     }
 
     @Override
     public Offset latestOffset() {
-        return python.latestOffset();
+        throw new UnsupportedOperationException("Spark passes the start and the limit of a batch");
     }
 
     @Override
     public Offset latestOffset(Offset start, ReadLimit limit) {
-        return python.latestOffset(start, limit);
+        long rows = limit instanceof ReadMaxRows max ? max.maxRows() : 0;
+        return new Place(planner.call("latestOffset", start == null ? null : start.json(), rows));
     }
 
     @Override
     public ReadLimit getDefaultReadLimit() {
-        return python.getDefaultReadLimit();
+        long rows = planner.call("rowsMax").asLong();
+        return rows == 0 ? ReadLimit.allAvailable() : ReadLimit.maxRows(rows);
     }
 
     @Override
     public Offset reportLatestOffset() {
-        return python.reportLatestOffset();
+        JsonNode latest = planner.call("knownLatest");
+        return latest.isNull() ? null : new Place(latest);
     }
 
     @Override
     public void prepareForTriggerAvailableNow() {
-        python.prepareForTriggerAvailableNow();
+        planner.call("endNow");
     }
 
     @Override
     public Offset deserializeOffset(String json) {
-        return python.deserializeOffset(json);
+        return new Place(TextNode.valueOf(json));
     }
 
     @Override
     public void commit(Offset end) {
-        python.commit(end);
+        planner.call("commit", end.json());
     }
 
     @Override
     public void stop() {
-        python.stop();
+        planner.close();
     }
 
     /** Return the numbers of {@code rmqkit.spark.backlog_summary}, as Spark's Kafka source reports them. */

@@ -1,13 +1,14 @@
 package rmqkit.spark;
 
-import java.util.Arrays;
+import com.fasterxml.jackson.databind.JsonNode;
 import java.util.Map;
 import java.util.Objects;
 import java.util.Set;
-import java.util.stream.Stream;
+import java.util.stream.StreamSupport;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
+import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.metric.CustomMetric;
 import org.apache.spark.sql.connector.read.Batch;
@@ -18,25 +19,43 @@ import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream;
 import org.apache.spark.sql.connector.write.LogicalWriteInfo;
 import org.apache.spark.sql.connector.write.WriteBuilder;
-import org.apache.spark.sql.execution.datasources.v2.python.PythonInputPartition;
-import org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStreamWithTriggerAvailableNow;
 import org.apache.spark.sql.sources.Filter;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * Topics as a table, and a scan of it. The table of the Python source plans each scan, with all columns of the schema,
- * because it checks them; it also writes. A batch is a snapshot of the topics at its first scan.
+ * Topics as a table, and a scan of it. A planner in Python plans each scan. The Python source writes. A batch is a
+ * snapshot of the topics at its first scan.
  */
 final class LiveTable implements SupportsRead, SupportsWrite {
-    private final SupportsRead twin;
+    private final Table twin;
     private final StructType schema;
-    private final CaseInsensitiveStringMap given;
+    private final Map<String, String> given;
+    private final Planner.Python python;
+    /** The schema if Python has to check it, or null. */
+    private final String unchecked;
+    private JsonNode batch;
 
-    LiveTable(SupportsRead twin, StructType schema, Map<String, String> given) {
+    LiveTable(Table twin, StructType schema, Map<String, String> given, Planner.Python python, boolean isChecked) {
         this.twin = twin;
         this.schema = schema;
-        this.given = new CaseInsensitiveStringMap(given);
+        this.given = given;
+        this.python = python;
+        unchecked = isChecked ? null : schema.json();
+    }
+
+    /** Return the parts of all batches, which were planned at the first call. */
+    private synchronized JsonNode batch() {
+        if (batch == null) {
+            try (Planner planner = planner(false)) {
+                batch = planner.call("batch");
+            }
+        }
+        return batch;
+    }
+
+    private Planner planner(boolean isStream) {
+        return Planner.open(python, given, unchecked, isStream);
     }
 
     @Override
@@ -64,21 +83,28 @@ final class LiveTable implements SupportsRead, SupportsWrite {
         return new PushDowns(schema, true) {
             @Override
             public Scan build() {
-                return new LiveScan(twin.newScanBuilder(given).build(), plan(null), pushed);
+                return new LiveScan(plan(null), pushed);
             }
         };
     }
 
-    /** Make tasks of the partitions that Python has planned, without those that have no wanted message. */
-    static InputPartition[] tasks(Stream<byte[]> pickled, StoreTable.Plan plan) {
-        return pickled.map(LiveTask::of)
-                .filter(Objects::nonNull)
-                .map(task -> task.within(plan.conditions()))
+    /** Make tasks of planned parts, without those that have no wanted message. */
+    static InputPartition[] tasks(JsonNode parts, StoreTable.Plan plan) {
+        return StreamSupport.stream(parts.spliterator(), false)
+                .map(part -> LiveTask.of(part).within(plan.conditions()))
                 .filter(Objects::nonNull)
                 .toArray(InputPartition[]::new);
     }
 
-    private record LiveScan(Scan twin, StoreTable.Plan plan, Filter[] pushed) implements Scan, Batch {
+    private final class LiveScan implements Scan, Batch {
+        private final StoreTable.Plan plan;
+        private final Filter[] pushed;
+
+        LiveScan(StoreTable.Plan plan, Filter[] pushed) {
+            this.plan = plan;
+            this.pushed = pushed;
+        }
+
         @Override
         public StructType readSchema() {
             return plan.columns();
@@ -96,14 +122,12 @@ final class LiveTable implements SupportsRead, SupportsWrite {
 
         @Override
         public MicroBatchStream toMicroBatchStream(String checkpoint) {
-            return new LiveStream(
-                    (PythonMicroBatchStreamWithTriggerAvailableNow) twin.toMicroBatchStream(checkpoint), plan);
+            return new LiveStream(planner(true), plan);
         }
 
         @Override
         public InputPartition[] planInputPartitions() {
-            return tasks(Arrays.stream(twin.toBatch().planInputPartitions())
-                    .map(one -> ((PythonInputPartition) one).pickedPartition()), plan);
+            return tasks(batch(), plan);
         }
 
         @Override

@@ -1,18 +1,17 @@
 package rmqkit.spark;
 
-import java.io.IOException;
+import com.fasterxml.jackson.databind.JsonNode;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
 import java.util.Map;
-import net.razorvine.pickle.Unpickler;
 import org.apache.spark.sql.connector.read.InputPartition;
 
 /**
- * The range of a queue that one task reads, with all that a pull of it needs: a partition that
- * {@code rmqkit.spark.source.broker} has planned. Its pickled form has only plain values.
+ * The range of a queue that one task reads, with all that a pull of it needs: a part that
+ * {@code rmqkit.spark.planning} has planned.
  */
 final class LiveTask implements InputPartition {
     private static final long serialVersionUID = 1L;
@@ -28,16 +27,9 @@ final class LiveTask implements InputPartition {
         this.high = high;
     }
 
-    /** Return the task of a pickled partition, or null if it has nothing to read. */
-    static LiveTask of(byte[] pickled) {
-        try {
-            Map<?, ?> state = (Map<?, ?>) new Unpickler().loads(pickled);
-            return state.containsKey("pull")
-                    ? new LiveTask((Map<?, ?>) state.get("pull"), number(state.get("low")), number(state.get("high")))
-                    : null;
-        } catch (IOException error) {
-            throw new IllegalStateException("a partition of another version of rmqkit", error);
-        }
+    static LiveTask of(JsonNode part) {
+        return new LiveTask(Peer.JSON.convertValue(part.path("pull"), Map.class), part.path("low").asLong(),
+                part.path("high").asLong());
     }
 
     private static long number(Object value) {
@@ -62,7 +54,7 @@ final class LiveTask implements InputPartition {
 
     /** Return the remedy for a response code, or null. */
     String remedy(int code) {
-        return (String) ((Map<?, ?>) values.get("remedies")).get(code);
+        return (String) ((Map<?, ?>) values.get("remedies")).get(Integer.toString(code));
     }
 
     /**

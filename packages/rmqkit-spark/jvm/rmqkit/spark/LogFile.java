@@ -48,13 +48,14 @@ final class LogFile implements Closeable {
         }
     }
 
-    LogFile(String name, byte[] pulled) {
-        path = name;
+    /** The first bytes of an array with pulled bodies. */
+    LogFile(byte[] pulled, int length) {
+        path = "a pulled body";
         isPulled = true;
         bytes = pulled;
         channel = null;
-        size = pulled.length;
-        count = pulled.length;
+        size = length;
+        count = length;
     }
 
     static StoreError unreadable(String path, IOException error) {

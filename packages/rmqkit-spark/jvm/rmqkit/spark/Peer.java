@@ -3,8 +3,11 @@ package rmqkit.spark;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.BufferedInputStream;
+import java.io.ByteArrayOutputStream;
 import java.io.Closeable;
 import java.io.DataInputStream;
+import java.io.DataOutputStream;
+import java.io.EOFException;
 import java.io.IOException;
 import java.io.InputStream;
 import java.net.InetSocketAddress;
@@ -20,6 +23,7 @@ import java.security.KeyStore;
 import java.security.cert.CertificateFactory;
 import java.security.cert.X509Certificate;
 import java.util.ArrayDeque;
+import java.util.Arrays;
 import java.util.Base64;
 import java.util.Deque;
 import java.util.HashMap;
@@ -49,14 +53,31 @@ final class Peer implements Closeable {
     private static final int FRAME_BYTES_MAX = 16 << 20;
     private static final int GO_AWAY = 1500;
     private static final int VERSION = 493;
+    private static final int PYTHON = 3;
+    private static final int BINARY = 1;
+    private static final int FIELDS_AT = 29;
     private static final String REMEDY = "check whether it runs and can be reached";
     private static final String SESSION = UUID.randomUUID().toString().replace("-", "").substring(16);
     private static final AtomicInteger NUMBERS = new AtomicInteger();
     private static final Map<String, Deque<Peer>> IDLE = new HashMap<>();
     static final ObjectMapper JSON = new ObjectMapper();
 
-    /** The response to a request. */
-    record Answer(int code, String remark, Map<String, String> fields, byte[] body) {
+    /** The bodies of responses, one after the other. */
+    static final class Buffer {
+        byte[] bytes = {};
+        int count;
+
+        private void read(DataInputStream input, int length) throws IOException {
+            if (count + length > bytes.length) {
+                bytes = Arrays.copyOf(bytes, Math.max(count + length, 2 * bytes.length));
+            }
+            input.readFully(bytes, count, length);
+            count += length;
+        }
+    }
+
+    /** The response to a request, without its body. */
+    record Answer(int code, String remark, Map<String, String> fields) {
         long number(String field) {
             return Long.parseLong(fields.getOrDefault(field, "0"));
         }
@@ -85,8 +106,12 @@ final class Peer implements Closeable {
         input = new DataInputStream(new BufferedInputStream(socket.getInputStream(), 1 << 16));
     }
 
-    /** Send a request and return the response, whatever its code. Throws Failure: there is no response. */
-    static Answer call(String address, LiveTask task, int code, String name, Map<String, String> fields) {
+    /**
+     * Send a request and return the response with any code; its body is appended to the bodies. Throws Failure: there is
+     * no response.
+     */
+    static Answer call(
+            String address, LiveTask task, int code, String name, Map<String, String> fields, Buffer bodies) {
         int timeoutMs = (int) Math.min(task.number("pullTimeoutMs"), Integer.MAX_VALUE);
         String key = address + " " + task.isSet("useTls") + " " + task.text("trusted");
         Peer peer = idle(key);
@@ -105,7 +130,7 @@ final class Peer implements Closeable {
                 throw Failure.notConnected(address, error.getMessage(), REMEDY);
             }
             try {
-                Answer answer = peer.ask(code, signed(fields, code, task), timeoutMs);
+                Answer answer = peer.ask(code, signed(fields, code, task), timeoutMs, bodies);
                 if (answer.code() != GO_AWAY || wasSentAway) {
                     idle(key, peer);
                     return answer;
@@ -118,7 +143,8 @@ final class Peer implements Closeable {
             } catch (IOException | RuntimeException error) {
                 peer.close();
                 if (isFresh) { // an idle connection may have been closed by its peer
-                    throw Failure.lost(address, String.valueOf(error.getMessage()));
+                    throw Failure.lost(address, error instanceof EOFException
+                            ? "the peer closed it" : String.valueOf(error.getMessage()));
                 }
             }
             isFresh = true;
@@ -144,50 +170,80 @@ final class Peer implements Closeable {
         }
     }
 
-    private Answer ask(int code, Map<String, String> fields, int timeoutMs) throws IOException {
+    private Answer ask(int code, Map<String, String> fields, int timeoutMs, Buffer bodies) throws IOException {
         int opaque = NUMBERS.incrementAndGet();
-        byte[] header = JSON.writeValueAsBytes(Map.of("code", code, "language", "PYTHON", "version", VERSION, "opaque",
-                opaque, "flag", 0, "extFields", fields));
+        int before = bodies.count;
         socket.setSoTimeout(timeoutMs);
-        socket.getOutputStream().write(ByteBuffer.allocate(8 + header.length)
-                .putInt(4 + header.length).putInt(header.length).put(header).array());
+        socket.getOutputStream().write(frame(code, opaque, fields));
         while (true) {
+            bodies.count = before;
             int length = input.readInt();
             int head = input.readInt();
             int headerBytes = head & 0xFFFFFF;
             if (length < 4 + headerBytes || length > FRAME_BYTES_MAX) {
                 throw new IOException("a frame of " + length + " bytes with a header of " + headerBytes);
             }
-            byte[] said = input.readNBytes(headerBytes);
-            byte[] body = input.readNBytes(length - 4 - headerBytes);
-            if (body.length < length - 4 - headerBytes) {
-                throw new IOException("the peer closed it");
-            }
-            JsonNode answer = head >>> 24 == 0 ? JSON.readTree(said) : JSON.valueToTree(binary(ByteBuffer.wrap(said)));
-            // A broker may send requests of its own on this connection.
-            if ((answer.path("flag").asInt() & 1) == 1 && answer.path("opaque").asInt() == opaque) {
-                Map<String, String> found = new HashMap<>();
-                answer.path("extFields").properties().forEach(one -> found.put(one.getKey(), one.getValue().asText()));
-                return new Answer(answer.path("code").asInt(), answer.path("remark").asText(""), found, body);
+            byte[] header = new byte[headerBytes];
+            input.readFully(header);
+            bodies.read(input, length - 4 - headerBytes);
+            Answer answer = head >>> 24 == 0 ? json(header, opaque) : binary(ByteBuffer.wrap(header), opaque);
+            if (answer != null) {
+                return answer;
             }
         }
     }
 
-    /** Decode a header in RocketMQ's binary form, which a server may use for its answers. */
-    private static Map<String, Object> binary(ByteBuffer header) {
-        Map<String, Object> found = new HashMap<>();
-        found.put("code", header.getShort());
+    /** Return a request with a header in RocketMQ's binary form, which costs less than JSON. */
+    private static byte[] frame(int code, int opaque, Map<String, String> fields) throws IOException {
+        ByteArrayOutputStream bytes = new ByteArrayOutputStream(512);
+        DataOutputStream frame = new DataOutputStream(bytes);
+        frame.write(new byte[8]); // the sizes
+        frame.writeShort(code);
+        frame.writeByte(PYTHON);
+        frame.writeShort(VERSION);
+        frame.writeInt(opaque);
+        frame.writeInt(0); // flags
+        frame.writeInt(0); // no remark
+        frame.writeInt(0); // the size of the fields
+        for (Map.Entry<String, String> field : fields.entrySet()) {
+            byte[] name = field.getKey().getBytes(StandardCharsets.UTF_8);
+            byte[] value = field.getValue().getBytes(StandardCharsets.UTF_8);
+            frame.writeShort(name.length);
+            frame.write(name);
+            frame.writeInt(value.length);
+            frame.write(value);
+        }
+        byte[] made = bytes.toByteArray();
+        ByteBuffer.wrap(made)
+                .putInt(0, made.length - 4)
+                .putInt(4, BINARY << 24 | made.length - 8)
+                .putInt(FIELDS_AT - 4, made.length - FIELDS_AT);
+        return made;
+    }
+
+    /** Return the response of a header in JSON, or null if it is not that to the request. */
+    private static Answer json(byte[] header, int opaque) throws IOException {
+        JsonNode answer = JSON.readTree(header);
+        Map<String, String> fields = new HashMap<>();
+        answer.path("extFields").properties().forEach(one -> fields.put(one.getKey(), one.getValue().asText()));
+        return (answer.path("flag").asInt() & 1) == 1 && answer.path("opaque").asInt() == opaque
+                ? new Answer(answer.path("code").asInt(), answer.path("remark").asText(""), fields)
+                : null;
+    }
+
+    /** Return the response of a binary header, or null: a broker may send requests of its own on the connection. */
+    private static Answer binary(ByteBuffer header, int opaque) {
+        int code = header.getShort();
         header.position(header.position() + 3); // language, version
-        found.put("opaque", header.getInt());
-        found.put("flag", header.getInt());
-        found.put("remark", text(header, header.getInt()));
+        int number = header.getInt();
+        boolean isResponse = (header.getInt() & 1) == 1;
+        String remark = text(header, header.getInt());
         Map<String, String> fields = new HashMap<>();
         header.getInt();
         while (header.hasRemaining()) {
             fields.put(text(header, header.getShort()), text(header, header.getInt()));
         }
-        found.put("extFields", fields);
-        return found;
+        return isResponse && number == opaque ? new Answer(code, remark, fields) : null;
     }
 
     private static String text(ByteBuffer bytes, int length) {

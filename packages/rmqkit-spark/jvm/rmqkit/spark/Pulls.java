@@ -1,7 +1,6 @@
 package rmqkit.spark;
 
 import com.fasterxml.jackson.databind.JsonNode;
-import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
@@ -29,11 +28,13 @@ final class Pulls implements Supplier<RecordWalk> {
     private static final int PULL_OFFSET_MOVED = 21;
     private static final int WITH_SUBSCRIPTION = 4;
     private static final int LOG_OFFSET_AT = 28;
-    private static final int CHUNK_BYTES = 4 << 20;
+    /** The bodies of several pulls are decoded together, while the cache of the CPU still has them. */
+    private static final int CHUNK_BYTES = 1 << 20;
     private static final long RETRY_PAUSE_MS = 500;
 
     private final LiveTask task;
     private final int rowsMax;
+    private final Peer.Buffer bodies = new Peer.Buffer();
     private String address;
     private long offset;
 
@@ -44,21 +45,25 @@ final class Pulls implements Supplier<RecordWalk> {
         offset = task.low;
     }
 
+    /** Return the next records. They use the memory of the previous ones. */
     @Override
     public RecordWalk get() {
-        ByteArrayOutputStream chunk = new ByteArrayOutputStream();
-        while (offset < task.high && chunk.size() < CHUNK_BYTES) {
-            chunk.writeBytes(pull());
+        bodies.count = 0;
+        while (offset < task.high && bodies.count < CHUNK_BYTES) {
+            int before = bodies.count;
+            if (!pull(before)) {
+                bodies.count = before;
+            }
         }
-        return chunk.size() == 0 ? null : RecordWalk.ofPulled(chunk.toByteArray(), rowsMax);
+        return bodies.count == 0 ? null : RecordWalk.ofPulled(bodies.bytes, bodies.count, rowsMax);
     }
 
-    /** Pull once, and return the records. */
-    private byte[] pull() {
-        Peer.Answer answer = patiently();
+    /** Pull once, into the bodies from a place on. Return false if the body has no records. */
+    private boolean pull(int at) {
+        Peer.Answer answer = patiently(at);
         if (answer == null) {
             offset = task.high;
-            return new byte[0];
+            return false;
         }
         long next = answer.number("nextBeginOffset");
         if (answer.code() == PULL_OFFSET_MOVED && next > offset) {
@@ -67,20 +72,21 @@ final class Pulls implements Supplier<RecordWalk> {
         }
         // A filter may exclude all messages that the broker read, but an answer with messages must advance.
         offset = Math.max(next, offset + (answer.code() == FOUND ? 1 : 0));
-        return answer.code() == FOUND ? answer.body() : new byte[0];
+        return answer.code() == FOUND;
     }
 
     /**
      * Pull until a broker answers. Return null if the queue ends before the offset, although it had a message there, if
      * its topic was deleted, or if it was created again.
      */
-    private Peer.Answer patiently() {
+    private Peer.Answer patiently(int at) {
         long deadline = System.nanoTime() + task.number("patienceMs") * 1_000_000;
         while (true) {
             try {
+                bodies.count = at;
                 Peer.Answer answer = request();
                 boolean isShort = answer.code() == PULL_NOT_FOUND || answer.number("maxOffset") <= offset;
-                if (answer.code() == FOUND && isOfAnotherQueue(answer.body())) {
+                if (answer.code() == FOUND && isOfAnotherQueue(at)) {
                     return null;
                 }
                 if (!isShort || answer.code() == FOUND) {
@@ -115,12 +121,12 @@ final class Pulls implements Supplier<RecordWalk> {
     }
 
     /** Report the rest of the range as lost, and return true, if its first record is newer than the plan allows. */
-    private boolean isOfAnotherQueue(byte[] records) {
+    private boolean isOfAnotherQueue(int at) {
         long max = task.number("logOffsetMax");
-        if (max < 0 || records.length < LOG_OFFSET_AT + 8) {
+        if (max < 0 || bodies.count - at < LOG_OFFSET_AT + 8) {
             return false; // unknown, or not a record, which the decoder reports
         }
-        long logOffset = LogFile.longAt(records, LOG_OFFSET_AT);
+        long logOffset = LogFile.longAt(bodies.bytes, at + LOG_OFFSET_AT);
         if (logOffset <= max) {
             return false;
         }
@@ -160,7 +166,7 @@ final class Pulls implements Supplier<RecordWalk> {
         fields.put("subscription", task.text("expression"));
         fields.put("expressionType", task.text("expressionType"));
         fields.put("bname", task.text("brokerName"));
-        Peer.Answer answer = Peer.call(address, task, PULL_MESSAGE, "PULL_MESSAGE", fields);
+        Peer.Answer answer = Peer.call(address, task, PULL_MESSAGE, "PULL_MESSAGE", fields, bodies);
         return switch (answer.code()) {
             case FOUND, PULL_NOT_FOUND, PULL_RETRY_IMMEDIATELY, PULL_OFFSET_MOVED -> answer;
             default -> throw Failure.refused(address, answer.code(), answer.remark(), task.remedy(answer.code()));
@@ -176,12 +182,13 @@ final class Pulls implements Supplier<RecordWalk> {
         Map<String, String> fields = Map.of("topic", task.text("topicName"), "acceptStandardJsonOnly", "true");
         for (String nameServer : task.texts("nameServers")) {
             try {
-                Peer.Answer answer = Peer.call(nameServer, task, GET_ROUTE, "GET_ROUTEINFO_BY_TOPIC", fields);
+                Peer.Buffer route = new Peer.Buffer();
+                Peer.Answer answer = Peer.call(nameServer, task, GET_ROUTE, "GET_ROUTEINFO_BY_TOPIC", fields, route);
                 if (answer.code() != FOUND && answer.code() != TOPIC_NOT_EXIST) {
                     throw Failure.refused(nameServer, answer.code(), answer.remark(), task.remedy(answer.code()));
                 }
                 boolean isFound = false;
-                for (JsonNode broker : Peer.JSON.readTree(answer.body()).path("brokerDatas")) {
+                for (JsonNode broker : Peer.JSON.readTree(route.bytes, 0, route.count).path("brokerDatas")) {
                     if (broker.path("brokerName").asText().equals(task.text("brokerName"))) {
                         TreeMap<Integer, String> addresses = new TreeMap<>();
                         broker.path("brokerAddrs").properties().forEach(

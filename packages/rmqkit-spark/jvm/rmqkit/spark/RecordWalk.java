@@ -63,9 +63,9 @@ final class RecordWalk {
         this.rowsMax = Math.min(rowsMax, ROWS_MAX);
     }
 
-    /** Return a walk through a pulled body, whose records are contiguous wherever they are in the log. */
-    static RecordWalk ofPulled(byte[] body, int rowsMax) {
-        return new RecordWalk(new LogFile("a pulled body", body), 0, 0, body.length, rowsMax);
+    /** Return a walk through pulled bodies, whose records are contiguous wherever they are in the log. */
+    static RecordWalk ofPulled(byte[] bodies, int length, int rowsMax) {
+        return new RecordWalk(new LogFile(bodies, length), 0, 0, length, rowsMax);
     }
 
     long bytes() {

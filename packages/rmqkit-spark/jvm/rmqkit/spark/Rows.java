@@ -49,9 +49,14 @@ final class Rows {
     int headed;
 
     private int entries;
+    /** A bit for each name: without two names of one bit no name is repeated. */
+    private long nameBits;
+    private boolean mayRepeat;
     private int[] nameAt = new int[COMPARED_MAX];
     private int[] equalsAt = new int[COMPARED_MAX];
     private int[] valueEnd = new int[COMPARED_MAX];
+    private final byte[][] namesBefore = new byte[COMPARED_MAX][];
+    private final boolean[] wereReserved = new boolean[COMPARED_MAX];
 
     /** The places of one value per row in the property strings. */
     static final class Texts {
@@ -125,6 +130,8 @@ final class Rows {
             texts.length[row] = -1;
         }
         entries = 0;
+        nameBits = 0;
+        mayRepeat = false;
         byte[] bytes = properties[row];
         int from = propertiesAt[row];
         int end = from + propertiesBytes[row];
@@ -200,6 +207,9 @@ final class Rows {
             equalsAt = Arrays.copyOf(equalsAt, 2 * entries);
             valueEnd = Arrays.copyOf(valueEnd, 2 * entries);
         }
+        long bit = 1L << (bytes[from] + 31 * bytes[equals - 1] + 7 * (equals - from));
+        mayRepeat |= (nameBits & bit) != 0;
+        nameBits |= bit;
         nameAt[entries] = from;
         equalsAt[entries] = equals;
         valueEnd[entries++] = stop;
@@ -217,17 +227,28 @@ final class Rows {
         int shift = names.arrayData().appendBytes(propertiesBytes[row], bytes, propertiesAt[row]) - propertiesAt[row];
         int same = values.arrayData().appendBytes(propertiesBytes[row], bytes, propertiesAt[row]) - propertiesAt[row];
         assert same == shift : "both columns have the same bytes";
-        Set<Integer> dropped = entries > COMPARED_MAX ? repeatedOfMany(bytes) : null;
+        Set<Integer> dropped = mayRepeat && entries > COMPARED_MAX ? repeatedOfMany(bytes) : null;
         int kept = 0;
         for (int i = 0; i < entries; i++) {
-            if ((dropped == null ? !isRepeated(bytes, i) : !dropped.contains(i))
-                    && (reserved.isEmpty() || !reserved.contains(nameOf(bytes, i)))) {
+            boolean isDropped = mayRepeat && (dropped == null ? isRepeated(bytes, i) : dropped.contains(i));
+            if (!isDropped && (reserved.isEmpty() || !isReserved(bytes, i, reserved))) {
                 names.putArray(count + kept, nameAt[i] + shift, equalsAt[i] - nameAt[i]);
                 values.putArray(count + kept, equalsAt[i] + 1 + shift, valueEnd[i] - equalsAt[i] - 1);
                 kept++;
             }
         }
         return kept;
+    }
+
+    /** Look up a name. Most messages have the name of the message before at the same place. */
+    private boolean isReserved(byte[] bytes, int entry, Set<String> reserved) {
+        int place = entry % COMPARED_MAX;
+        byte[] before = namesBefore[place];
+        if (before == null || !Arrays.equals(before, 0, before.length, bytes, nameAt[entry], equalsAt[entry])) {
+            namesBefore[place] = Arrays.copyOfRange(bytes, nameAt[entry], equalsAt[entry]);
+            wereReserved[place] = reserved.contains(nameOf(bytes, entry));
+        }
+        return wereReserved[place];
     }
 
     private String nameOf(byte[] bytes, int entry) {

@@ -6,6 +6,7 @@ The package `source` implements ``read`` and ``readStream``, the package `sink` 
 
 from __future__ import annotations
 
+# The writers are imported where they are used: processes that plan or read do not need them.
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -15,17 +16,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from rmqkit.errors import SettingsError
+from rmqkit.spark.planning import FORMAT, live_options, stream_options
 from rmqkit.spark.schema import declared, given_options
-from rmqkit.spark.sink.writers import BatchWriter, StreamWriter, sink_options
-from rmqkit.spark.source.broker import (
-    FORMAT,
-    BrokerReader,
-    BrokerStreamReader,
-    checked_names,
-    live_options,
-    read_columns,
-)
+from rmqkit.spark.source.broker import BrokerReader, BrokerStreamReader, checked_names, read_columns
 
 
 class BrokerSource(DataSource):
@@ -48,21 +41,18 @@ class BrokerSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Make a reader of a stream of messages."""
         given = given_options(self.options, schema)
-        options = live_options(given)
-        for name, value in (
-            ("endingOffsetsByTimestamp", options.ending_timestamps),
-            ("endingTimestamp", options.ending_timestamp_ms),
-        ):
-            if value:
-                raise SettingsError(f"{FORMAT}: {name} is for batches: a stream has no end")
-        return BrokerStreamReader(options, checked_names(given, schema))
+        return BrokerStreamReader(stream_options(given), checked_names(given, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Make a writer of the rows of a data frame."""
+        from rmqkit.spark.sink.writers import BatchWriter, sink_options
+
         return BatchWriter(sink_options(self.options, schema, overwrite=overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802 - Spark's name
         """Make a writer of the rows of a stream."""
+        from rmqkit.spark.sink.writers import StreamWriter, sink_options
+
         return StreamWriter(sink_options(self.options, schema, overwrite=overwrite))
 
 

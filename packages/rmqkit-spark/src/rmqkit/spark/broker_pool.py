@@ -23,11 +23,20 @@ from rmqkit.client.runtime.process import portal
 from rmqkit.client.runtime.routes import MASTER_ID
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import ClientSettings
-from rmqkit.errors import REMEDIES, BodyError, ConnectFailed, NoRoute, PeerRefused, RemotingError, RmqError
+from rmqkit.errors import (
+    REMEDIES,
+    BodyError,
+    ConnectFailed,
+    NoRoute,
+    PeerRefused,
+    RecordCorrupt,
+    RemotingError,
+    RmqError,
+)
 from rmqkit.filter import subscription
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.names import with_namespace
-from rmqkit.protocol.record import INNER_BATCH, layout_of
+from rmqkit.protocol.record import INNER_BATCH, decode_record, layout_of
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.topics import ClusterInfo
@@ -35,7 +44,6 @@ from rmqkit.remoting.authentication import Credentials
 from rmqkit.remoting.tls import Tls
 from rmqkit.rpc import NameServers, Pulled, PullStatus
 from rmqkit.spark.options import LiveOptions, words
-from rmqkit.store.log import scan
 
 T = TypeVar("T")
 
@@ -251,15 +259,16 @@ class BrokerPool:
                 if error.code == ResponseCode.TOPIC_NOT_EXIST:
                     return None
                 raise
-            records = scan.pulled(pulled.body) if pulled.status is PullStatus.FOUND else ()
-            if not records:
+            if pulled.status is not PullStatus.FOUND or not pulled.body:
                 return None
-            first = records.take(slice(0, 1))
+            try:
+                first = decode_record(pulled.body)
+            except RecordCorrupt as error:
+                raise BodyError(f"a pulled body of {len(pulled.body)} bytes has no record at byte 0") from error
             # A compacted topic may return a later message. An inner batch has the offset of its first message.
-            is_batch = bool(first.field("sys_flag")[0] & INNER_BATCH)
-            if first.field("queue_offset")[0] != offset and not is_batch:
+            if first.queue_offset != offset and not first.sys_flag & INNER_BATCH:
                 return None
-            return Mark(int(first.field("physical_offset")[0]), int(first.store_timestamps[0]))
+            return Mark(first.physical_offset, first.store_timestamp)
 
         async def every() -> list[Mark | None]:
             asked = (functools.partial(one, queue, offset - 1) for queue, offset in wanted.items())
@@ -525,3 +534,13 @@ def broker_pool(options: LiveOptions) -> BrokerPool:
 def wanted_topics(options: LiveOptions) -> list[str]:
     """List the topics that the options name."""
     return words(options.topics) + words(options.topic)
+
+
+def numbered(queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+    """Number the queues of each topic."""
+    numbers: dict[MessageQueue, int] = {}
+    counts: dict[str, int] = {}
+    for queue in sorted(queues):
+        numbers[queue] = counts.get(queue.topic, 0)
+        counts[queue.topic] = numbers[queue] + 1
+    return numbers

@@ -19,13 +19,15 @@ headers         array<struct<key:string,value:binary>>  properties of the applic
 ``key``, ``value`` and values of ``headers`` are UTF-8 texts in messages, except for the body. Rows may have ``key`` and
 ``value`` as strings, too.
 
-**Numbers of queues.** RocketMQ numbers the queues of each broker from 0. `numbered` numbers the queues of all brokers
-of a topic from 0, in the order of broker names, then of queue ids. A number changes if the topic gets a queue that is
-earlier in this order. Therefore the columns ``brokerName`` and ``queueId``, not ``partition``, identify a message.
+**Numbers of queues.** RocketMQ numbers the queues of each broker from 0. `rmqkit.spark.broker_pool.numbered` numbers
+the queues of all brokers of a topic from 0, in the order of broker names, then of queue ids. A number changes if the
+topic gets a queue that is earlier in this order. Therefore the columns ``brokerName`` and ``queueId``, not
+``partition``, identify a message.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -37,7 +39,6 @@ from rmqkit.arrow.options import IncludeProperties
 from rmqkit.arrow.schema import MESSAGE_COLUMNS, Column, message_columns
 from rmqkit.errors import MessageIllegal
 from rmqkit.protocol.properties import RESERVED_NAMES, SHARDING_KEY
-from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.store.kernels.columns import property_value
 
 HEADERS = "array<struct<key:string,value:binary>>"
@@ -88,18 +89,7 @@ _SOURCES: dict[str, tuple[Column, ...]] = {
 """The columns of messages from which each column is made."""
 _RENAMED = {"value": "body", "partition": "queueId"}
 _IGNORED = ("offset", "timestamp", "timestampType")
-_RESERVED = pa.array(sorted(RESERVED_NAMES), pa.string())
 _HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
-
-
-def numbered(queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-    """Number the queues of each topic."""
-    numbers: dict[MessageQueue, int] = {}
-    counts: dict[str, int] = {}
-    for queue in sorted(queues):
-        numbers[queue] = counts.get(queue.topic, 0)
-        counts[queue.topic] = numbers[queue] + 1
-    return numbers
 
 
 # ---------------------------------------------------------------- read
@@ -136,12 +126,18 @@ def _headers(batch: pa.RecordBatch, _: int) -> pa.Array:
     offsets = properties.offsets.to_numpy()
     low, high = int(offsets[0]), int(offsets[-1])
     names, values = properties.keys.slice(low, high - low), properties.items.slice(low, high - low)
-    is_own = pc.invert(pc.is_in(names, value_set=_RESERVED))
+    is_own = pc.invert(pc.is_in(names, value_set=_reserved()))
     before = np.concatenate([[0], np.cumsum(is_own.to_numpy(zero_copy_only=False))])
     ends = before[offsets - low].astype("i4")
     pairs = [names.filter(is_own), values.filter(is_own).cast(pa.binary())]
     structs = pa.StructArray.from_arrays(pairs, fields=list(_HEADER))
     return pa.ListArray.from_arrays(pa.array(ends), structs, type=pa.list_(_HEADER), mask=pa.array(np.diff(ends) == 0))
+
+
+@functools.cache
+def _reserved() -> pa.Array:
+    # Made on first use: the first call of `pa.array` imports pandas, which takes longer than the plan of a read.
+    return pa.array(sorted(RESERVED_NAMES), pa.string())
 
 
 def _same(value: int | None) -> Callable[[pa.RecordBatch, int], pa.Array]:

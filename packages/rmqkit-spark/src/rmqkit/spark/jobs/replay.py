@@ -39,9 +39,9 @@ from rmqkit.protocol.properties import RESERVED_NAMES, SHARDING_KEY
 from rmqkit.spark.failures import one_line
 from rmqkit.spark.jobs.query import query
 from rmqkit.spark.options import DeliveryGuarantee, SinkOptions, parse_options
+from rmqkit.spark.planning import FORMAT
 from rmqkit.spark.sink.exactly_once import ExactlyOnce
 from rmqkit.spark.sink.ledger import Batch
-from rmqkit.spark.source.broker import FORMAT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -39,8 +39,8 @@ from rmqkit.spark.jobs.typed_columns import META, TIMESTAMP
 from rmqkit.spark.jobs.typed_files import NewFile
 from rmqkit.spark.jobs.typed_schema import RowDecoder, RowSchema, read_schema
 from rmqkit.spark.jobs.typed_target import Place, TypedTable, opened_table
+from rmqkit.spark.planning import FORMAT
 from rmqkit.spark.session import address, is_connect
-from rmqkit.spark.source.broker import FORMAT
 from rmqkit.spark.streams import start_stream
 
 if TYPE_CHECKING:

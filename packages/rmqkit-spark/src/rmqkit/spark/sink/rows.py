@@ -37,7 +37,8 @@ from rmqkit.client.producer.selectors import PlacedMessage
 from rmqkit.errors import MessageIllegal, SettingsError
 from rmqkit.protocol.properties import RESERVED_NAMES, copied_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.spark.kafka_columns import KAFKA_SINK_COLUMNS, numbered
+from rmqkit.spark.broker_pool import numbered
+from rmqkit.spark.kafka_columns import KAFKA_SINK_COLUMNS
 
 ROW_KEY_CHARS_MAX = 255
 
