@@ -21,6 +21,7 @@ from tests.ports import free_port
 
 MASTER_STOPS = [
     (Stage.ROUNDS, "CheckBack.stop"),
+    (Stage.SERVICES, "LiteService.close"),
     (Stage.SERVICES, "Schedule.stop"),
     (Stage.SERVICES, "PopService.close"),
     (Stage.SERVICES, "Timer.stop"),

@@ -29,7 +29,7 @@ class Servers:
 
     def __init__(self, root, **settings):
         self.namesrv = NameServer(NamesrvSettings(listen_port=0, bind_address="127.0.0.1"))
-        self._root, self._settings, self._port = root, settings, free_port()
+        self._root, self._settings, self._port = root, settings, free_port(-2, 1)
         self.broker = None
 
     async def __aenter__(self):

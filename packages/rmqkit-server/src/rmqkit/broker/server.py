@@ -238,7 +238,7 @@ class Broker:
         every(SAMPLE_SECONDS, context.statistics.sample, "statistics")
         every(SLOW_ROUND_SECONDS, partial(stop_slow_groups, context), "slow groups", SLOW_ROUND_SECONDS)
         if context.lite is not None:
-            self._lifecycle.on_stop(Stage.CLIENTS, context.lite.close)
+            self._lifecycle.on_stop(Stage.SERVICES, context.lite.close)
             every(settings.lite_expiry_interval_ms / 1000, context.lite.expire, "lite topics")
             every(settings.lite_client_check_interval_ms / 1000, context.lite.drop_silent, "silent lite clients")
             every(_WRITE_NEW_SECONDS, context.lite.save, "lite tables")

@@ -31,6 +31,7 @@ GUARDED = {
     RequestCode.DELETE_EXPIRED_COMMITLOG,
     RequestCode.RESET_MASTER_FLUSH_OFFSET,
     RequestCode.SET_MESSAGE_REQUEST_MODE,
+    RequestCode.TRIGGER_LITE_DISPATCH,
     RequestCode.AUTH_CREATE_USER,
     RequestCode.AUTH_UPDATE_USER,
     RequestCode.AUTH_DELETE_USER,
@@ -44,12 +45,12 @@ NO_ANSWER = {RequestCode.END_TRANSACTION}
 """Without fields there is nothing to answer."""
 CLIENTS_OWN = {
     *(10, 11, 12, 14, 15, 21, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 41, 42, 43, 46, 201),
-    *(310, 320, 324, 325, 361, 370, 400, 200050, 200051, 200052, 200053, 200054, 200055, 200151),
+    *(310, 320, 324, 325, 361, 370, 400, 200050, 200051, 200052, 200053, 200054, 200055, 200070, 200071, 200151),
 }
 """What producers and consumers ask, and slaves of their master."""
 READING = {
     *(26, 28, 45, 60, 61, 202, 203, 204, 208, 223, 300, 303, 305, 307, 308, 315, 317, 321, 328, 343, 345, 351, 352),
-    *(402, 907, 1007, 3009, 3010),
+    *(402, 907, 1007, 3009, 3010, 200074, 200075, 200076, 200077, 200078),
 }
 """What operators may ask from anywhere."""
 OF_SERVERS = {905, 906, 5001}

@@ -26,7 +26,7 @@ from rmqkit.times import moment_of
 
 __all__ = ["LAST", "Event", "Place", "event_id", "event_of", "place_of", "stream_of"]
 
-LAST = "rmqkit_last"
+LAST = "rmqkit-last"
 """The property of the last event of a stream."""
 _ID = re.compile(r"([0-9]{1,9})\.([0-9]{1,18})(?:\.([a-zA-Z0-9_-]{1,64}))?", re.ASCII)
 

@@ -134,7 +134,7 @@ class LiteQueryHandlers(Handlers[LiteContext]):
             await self._add_lags(info, group, max(0, min(header.top_k, _TOP_MAX)))
         return reply(command, body=await asyncio.to_thread(fastjson.dumps, info))
 
-    @answers(RequestCode.TRIGGER_LITE_DISPATCH)
+    @answers(RequestCode.TRIGGER_LITE_DISPATCH, admins_only=True)
     def deliver(self, connection: Connection, command: Command) -> Command:
         """Look at all lite topics of a group again."""
         header = decode_header(command, TriggerLiteDispatchRequest)
