@@ -2,8 +2,8 @@
 their answers to the socket.
 
 A send is plain if no check can refuse it: its topic exists and needs no special handling, and its queue has messages. A
-message with a delivery time goes to the timer topic. A message with a lite topic is also entered in the light queue. If a message of
-the run is not plain, or if the store does not accept the whole run, the messages are handled one by one
+message with a delivery time goes to the timer topic. A message with a lite topic is also entered in the light queue. If
+a message of the run is not plain, or if the store does not accept the whole run, the messages are handled one by one
 (`SendHandlers`). A batch is handled in the same way. Answers are sent after the write, or when the last message of the
 run is as durable as required (`durability`). Both ways store the same records and send the same answers. A test
 compares them. Use this module only on the event loop.
