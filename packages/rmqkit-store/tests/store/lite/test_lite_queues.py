@@ -15,11 +15,13 @@ from rmqkit.clock import Clock
 from rmqkit.core import CORE
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import encode_command, request
+from rmqkit.protocol.core import Sends
 from rmqkit.protocol.names import lite_queue
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.protocol.sends import sends_reader
 from rmqkit.store import replica as replication
+from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.lite.entries import LITE_ENTRY, LiteEntries
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.queues.consume_queue import ENTRY
@@ -361,17 +363,22 @@ def test_a_put_that_fails_leaves_no_lite_topic(tmp_path):
         assert found is not None and found.epoch == 1
 
 
-def together(store: MessageStore, *names: str, size: int = 4) -> None:
-    """Put messages into lite topics with one write, as the broker does. An empty name is no lite topic."""
+def sends_to(*names: str, size: int = 4) -> Sends:
+    """Return sends to lite topics. An empty name is no lite topic."""
     frames = []
     for number, name in enumerate(names):
         more = f"__LITE_TOPIC\x01{name}\x02" if name else ""
-        header = SendMessageV2Request(
-            "p", PARENT, "TBW102", 4, 0, 0, 1, 0, f"UNIQ_KEY\x01K{number}\x02TAGS\x01t\x02{more}"
-        )
+        text = f"UNIQ_KEY\x01K{number}\x02TAGS\x01t\x02{more}"
+        header = SendMessageV2Request("p", PARENT, "TBW102", 4, 0, 0, 1, 0, text)
         frames += encode_command(request(RequestCode.SEND_MESSAGE_V2, header, bytes(size)))
     sends = sends_reader(CORE, {}, (), {}).read(b"".join(frames), 0)
     assert sends is not None and len(sends) == len(names)
+    return sends
+
+
+def together(store: MessageStore, *names: str, size: int = 4) -> None:
+    """Put messages into lite topics with one write, as the broker does. An empty name is no lite topic."""
+    sends = sends_to(*names, size=size)
     if (PARENT, 0) not in store.queues.table:
         put_all(store, message(PARENT))
     if store.put_sends(sends, HOST, HOST, sends.lite) is None:
@@ -433,15 +440,56 @@ def test_messages_whose_lite_topic_changes_before_they_are_readable_stay_in_thei
         assert [store.lite.queue(queue(name)).epoch for name in "abc"] == [1, 2, 1]
 
 
-def test_messages_that_wait_while_their_parent_is_deleted_are_in_no_lite_topic(tmp_path):
+def test_messages_that_wait_while_their_lite_topic_is_removed_begin_its_next_life(tmp_path):
     with opened(tmp_path, ROOMY) as store:
         together(store, "a")
+        table = store.lite.table
         with store.batch():
-            together(store, "a", "b")
-            store.delete_topic(PARENT)
-            put_all(store, lite("x", parent="Other"))
-        assert store.lite.queue(queue("a")) is None
-        assert store.bounds(lite_queue("Other", "x"), 0) == (0, 1)
+            together(store, "a", "a")
+            store.lite.remove(table.find(PARENT, "a"))
+        found = store.lite.queue(queue("a"))
+        assert found is not None and (found.epoch, found.min_offset, found.max_offset) == (2, 1, 3)
+        assert numbers(store, "a") == [1, 2]
+
+
+def test_messages_that_are_entered_already_are_skipped_in_a_retry(tmp_path, monkeypatch):
+    with opened(tmp_path, ROOMY) as store:
+        together(store, "a", "b")
+        failures = [ZeroDivisionError() for _ in range(2)]
+        for name in ("put_rows", "put_all"):
+            put = getattr(MessageIndex, name)
+
+            def once(index, keys, put=put):
+                if failures:
+                    raise failures.pop()
+                return put(index, keys)
+
+            monkeypatch.setattr(MessageIndex, name, once)
+        together(store, "a", "b", "a")
+        assert [numbers(store, name) for name in "ab"] == [[0, 1, 2], [0, 1]]
+        assert store.lite.entries.max_offset == 5 and not failures
+
+
+def test_messages_that_cannot_be_put_together_leave_no_lite_topic(tmp_path, monkeypatch):
+    with opened(tmp_path, ROOMY) as store:
+        together(store, "a")
+        table, sends = store.lite.table, sends_to("a", "b", "c")
+        with monkeypatch.context() as patch:
+            patch.setattr(store.log, "has_room", lambda size: False)
+            assert store.put_sends(sends, HOST, HOST, sends.lite) is None
+        assert (len(table), table.find(PARENT, "b"), table.find(PARENT, "c")) == (1, None, None)
+        together(store, "a", "b")
+        assert [numbers(store, name) for name in "ab"] == [[0, 1], [0]]
+
+
+def test_too_many_new_lite_topics_are_not_put_together(tmp_path):
+    with opened(tmp_path, small_settings(commit_log_file_bytes=1 << 16, lite_topic_count_max=3)) as store:
+        together(store, "a", "b")
+        sends = sends_to("a", "c", "d")
+        assert store.put_sends(sends, HOST, HOST, sends.lite) is None
+        assert len(store.lite.table) == 2
+        together(store, "a", "c", "b", "c")
+        assert numbers(store, "c") == [0, 1]
 
 
 def test_entries_that_cannot_be_written_are_written_later(tmp_path, monkeypatch):
