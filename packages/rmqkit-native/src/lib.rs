@@ -36,7 +36,7 @@ use properties::{Keys, Rules, STORED_BYTES_MAX, Span, java_hash, java_hash_behin
 use record::{Message, Shared};
 
 /// The version of the calls and their results. Python uses a core only if both have the same version.
-const FORMAT: u32 = 11;
+const FORMAT: u32 = 12;
 const JSON: u8 = 0;
 const BINARY: u8 = 1;
 const START_BYTES: usize = 8;
@@ -47,6 +47,9 @@ const MEMBERS_PROPERTIES_BYTES_MAX: usize = 32 << 10;
 const NO_WAIT: &[u8] = b"WAIT\x01false\x02";
 /// The maximum growth of the properties of a timed message, without the length of its topic.
 const TIMED_BYTES_MAX: usize = 66;
+/// The maximum growth of the properties of a message in a lite topic, without the lengths of its topic and lite topic.
+const LITE_BYTES_MAX: usize = 98;
+const LITE_ENTRY_BYTES: usize = 56;
 
 struct Sent {
     queue: usize,
@@ -61,9 +64,12 @@ struct Sent {
     keys: Keys,
     /// The queue id in the response.
     queue_id: i32,
-    /// The properties as received, and the recall handle. Both are empty if the message is not timed.
+    /// The properties as received: empty if the message is neither timed nor in a lite topic.
     sent_properties: String,
+    /// Empty if the message is not timed.
     recall_handle: String,
+    /// The number in the lite topic, and its life. The life is 0 if the message is in no lite topic.
+    lite: (i64, i64),
 }
 
 struct Place {
@@ -214,9 +220,16 @@ impl Core {
     fn read_one(&self, request: Request, run: &mut Run, known: &mut HashMap<(String, i32), usize>) -> Option<()> {
         let Request { header, body } = request;
         let text_start = run.text.len();
-        let keys = properties::store(&header.properties, &[], &self.rules, &mut run.text)?;
+        let keys = properties::store(&header.properties, &[], &[], &self.rules, &mut run.text)?;
         let properties = text_start..run.text.len();
-        let more_bytes = if keys.asked.is_some() { TIMED_BYTES_MAX + header.topic.len() } else { 0 };
+        let lite_topic_bytes = keys.lite.end - keys.lite.start;
+        let is_lite = lite_topic_bytes > 0;
+        let more_bytes = match (keys.asked.is_some(), is_lite) {
+            (true, true) => STORED_BYTES_MAX,
+            (true, false) => TIMED_BYTES_MAX + header.topic.len(),
+            (false, true) => LITE_BYTES_MAX + header.topic.len() + lite_topic_bytes,
+            (false, false) => 0,
+        };
         if is_odd(keys.unique_key.of(&run.text)) || properties.len() + more_bytes > STORED_BYTES_MAX {
             run.text.truncate(text_start);
             return None;
@@ -228,6 +241,7 @@ impl Core {
             run.queues.len() - 1
         });
         run.queues[queue].count += 1;
+        run.has_lite |= is_lite;
         run.body_bytes_max = run.body_bytes_max.max(body.len());
         run.sent.push(Sent {
             queue,
@@ -241,8 +255,9 @@ impl Core {
             properties,
             keys,
             queue_id: header.queue_id,
-            sent_properties: if keys.asked.is_some() { header.properties.into_owned() } else { String::new() },
+            sent_properties: if keys.asked.is_some() || is_lite { header.properties.into_owned() } else { String::new() },
             recall_handle: String::new(),
+            lite: (0, 0),
         });
         Some(())
     }
@@ -253,8 +268,8 @@ impl Core {
         let Request { header, body } = request;
         // The properties of the request are not stored. They only decide if the request is plain.
         let mut own = Vec::new();
-        let keys = properties::store(&header.properties, &[], &self.rules, &mut own)?;
-        if keys.asked.is_some() || own.len() > STORED_BYTES_MAX || is_odd(keys.unique_key.of(&own)) {
+        let keys = properties::store(&header.properties, &[], &[], &self.rules, &mut own)?;
+        if keys.asked.is_some() || keys.lite.end > 0 || own.len() > STORED_BYTES_MAX || is_odd(keys.unique_key.of(&own)) {
             return None;
         }
         let unique_key = String::from_utf8_lossy(keys.unique_key.of(&own)).into_owned();
@@ -293,6 +308,7 @@ impl Core {
                 queue_id: header.queue_id,
                 sent_properties: String::new(),
                 recall_handle: String::new(),
+                lite: (0, 0),
             });
             at = member_end;
         }
@@ -372,6 +388,8 @@ struct Run {
     /// True if a send does not wait for the disk (`WAIT` is false).
     #[pyo3(get)]
     waits_not: bool,
+    /// True if a message is in a lite topic.
+    has_lite: bool,
     /// The size of the longest body; for a batch, the size of its body.
     #[pyo3(get)]
     body_bytes_max: usize,
@@ -500,7 +518,7 @@ impl Run {
                 let (at, queue) = (out.to_string(), queue_id.to_string());
                 let more = [("TIMER_OUT_MS", at.as_str()), ("REAL_TOPIC", topic.as_str()), ("REAL_QID", queue.as_str())];
                 let start = self.text.len();
-                let stored = properties::store(&sent.sent_properties, &more, &self.rules, &mut self.text);
+                let stored = properties::store(&sent.sent_properties, &more, &[], &self.rules, &mut self.text);
                 sent.keys = stored.ok_or_else(|| PyValueError::new_err("its properties were stored before"))?;
                 sent.properties = start..self.text.len();
                 let key = String::from_utf8_lossy(sent.keys.unique_key.of(&self.text));
@@ -516,6 +534,75 @@ impl Run {
         Ok(())
     }
 
+    /// Return the topic and the lite topic of each message, with an empty text for messages in no lite topic. The list
+    /// is empty if no message is in a lite topic.
+    #[getter]
+    fn lite<'py>(&self, py: Python<'py>) -> Vec<(Bound<'py, PyString>, Bound<'py, PyString>)> {
+        if !self.has_lite {
+            return Vec::new();
+        }
+        let topics: Vec<Bound<'py, PyString>> = self.queues.iter().map(|queue| PyString::new(py, &queue.topic)).collect();
+        let place = |sent: &Sent| (topics[sent.queue].clone(), PyString::new(py, self.part(sent.keys.lite)));
+        self.sent.iter().map(place).collect()
+    }
+
+    /// Add the properties of the light queues to the messages that are in lite topics. `numbers`, `epochs`: for every
+    /// message, its number in its lite topic, and the life of the lite topic; 0 for messages in no lite topic.
+    /// Raises ValueError: the number of numbers or lives is wrong.
+    fn enter_lite(&mut self, numbers: Vec<i64>, epochs: Vec<i64>) -> PyResult<()> {
+        if (numbers.len(), epochs.len()) != (self.sent.len(), self.sent.len()) {
+            return Err(PyValueError::new_err(format!("{} numbers and {} lives for {} messages", numbers.len(), epochs.len(), self.sent.len())));
+        }
+        for ((sent, number), epoch) in self.sent.iter_mut().zip(numbers).zip(epochs) {
+            if sent.keys.lite.end == 0 {
+                continue;
+            }
+            let lite_topic = String::from_utf8_lossy(sent.keys.lite.of(&self.text)).into_owned();
+            let queue = format!("%LMQ%${}${lite_topic}", self.queues[sent.queue].topic);
+            let (at, life) = (number.to_string(), epoch.to_string());
+            let last = [("__LITE_EPOCH", life.as_str()), ("INNER_MULTI_QUEUE_OFFSET", at.as_str())];
+            let (more, start) = ([("INNER_MULTI_DISPATCH", queue.as_str())], self.text.len());
+            let last = if epoch > 1 { &last[..] } else { &last[1..] };
+            let stored = properties::store(&sent.sent_properties, &more, last, &self.rules, &mut self.text);
+            sent.keys = stored.ok_or_else(|| PyValueError::new_err("its properties were stored before"))?;
+            sent.properties = start..self.text.len();
+            sent.lite = (number, epoch);
+        }
+        Ok(())
+    }
+
+    /// Return the entries of the light queues, for the messages in lite topics. `slots`, `previous`, `jumps`: for every
+    /// message, the slot of its lite topic, and the indexes of two earlier entries.
+    /// Raises ValueError: there are no records yet, or the number of slots or indexes is wrong.
+    fn lite_entries<'py>(
+        &self,
+        py: Python<'py>,
+        slots: Vec<i64>,
+        previous: Vec<i64>,
+        jumps: Vec<i64>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        self.must_be_encoded()?;
+        if [slots.len(), previous.len(), jumps.len()] != [self.sent.len(); 3] {
+            return Err(PyValueError::new_err(format!("{} slots for {} messages", slots.len(), self.sent.len())));
+        }
+        let mut out = Vec::with_capacity(LITE_ENTRY_BYTES * self.sent.len());
+        let links = slots.into_iter().zip(previous).zip(jumps);
+        for ((sent, place), ((slot, previous), jump)) in self.sent.iter().zip(&self.places).zip(links) {
+            if sent.lite.1 > 0 {
+                out.extend_from_slice(&place.physical_offset.to_be_bytes());
+                out.extend_from_slice(&place.size.to_be_bytes());
+                out.extend_from_slice(&(slot as u32).to_be_bytes());
+                out.extend_from_slice(&sent.lite.0.to_be_bytes());
+                out.extend_from_slice(&(sent.lite.1 as u32).to_be_bytes());
+                out.extend_from_slice(&self.store_timestamp.to_be_bytes());
+                out.extend_from_slice(&previous.to_be_bytes());
+                out.extend_from_slice(&jump.to_be_bytes());
+                out.extend_from_slice(&(self.tags_code(sent) as i32).to_be_bytes());
+            }
+        }
+        Ok(PyBytes::new(py, &out))
+    }
+
     /// Return true for the messages of a batch, which has one response.
     #[getter]
     fn is_batch(&self) -> bool {
@@ -525,6 +612,7 @@ impl Run {
     /// Return the concatenated frames of the responses.
     /// `pieces`: the six pieces of a header around the physical offset in hexadecimal, queue id, queue offset, unique
     /// key and opaque. `timed`: the seven pieces for a timed message, which has its recall handle before the opaque.
+    /// `lite`: the eight pieces for a message in a lite topic, which has its number and life before the opaque.
     /// `between`: the bytes between the physical offsets of a batch.
     /// Raises ValueError: there are no records yet, or the number of pieces is wrong.
     fn answers<'py>(
@@ -532,11 +620,13 @@ impl Run {
         py: Python<'py>,
         pieces: Vec<PyBackedBytes>,
         timed: Vec<PyBackedBytes>,
+        lite: Vec<PyBackedBytes>,
         between: &[u8],
     ) -> PyResult<Bound<'py, PyBytes>> {
         self.must_be_encoded()?;
-        if (pieces.len(), timed.len()) != (6, 7) {
-            return Err(PyValueError::new_err(format!("{} and {} pieces of an answer: it has six or seven", pieces.len(), timed.len())));
+        let counts = [pieces.len(), timed.len(), lite.len()];
+        if counts != [6, 7, 8] {
+            return Err(PyValueError::new_err(format!("{counts:?} pieces of an answer: it has six, seven or eight")));
         }
         let fixed: usize = pieces.iter().map(|piece| piece.len()).sum();
         if let Some(batch) = &self.batch {
@@ -564,7 +654,10 @@ impl Run {
             let (queue_id, number, opaque) = (sent.queue_id.to_string(), place.queue_offset.to_string(), sent.opaque.to_string());
             let unique_key = sent.keys.unique_key.of(&self.text);
             let texts = [&id, queue_id.as_bytes(), number.as_bytes(), unique_key].into_iter();
-            if sent.recall_handle.is_empty() {
+            if sent.lite.1 > 0 {
+                let (number, epoch) = (sent.lite.0.to_string(), sent.lite.1.to_string());
+                push_answer(&lite, texts.chain([number.as_bytes(), epoch.as_bytes(), opaque.as_bytes()]), &mut out);
+            } else if sent.recall_handle.is_empty() {
                 push_answer(&pieces, texts.chain([opaque.as_bytes()]), &mut out);
             } else {
                 push_answer(&timed, texts.chain([sent.recall_handle.as_bytes(), opaque.as_bytes()]), &mut out);
@@ -709,6 +802,7 @@ impl Run {
             store_timestamp: 0,
             rules,
             waits_not: false,
+            has_lite: false,
             body_bytes_max: 0,
         }
     }

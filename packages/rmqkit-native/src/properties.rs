@@ -56,6 +56,8 @@ pub struct Keys {
     pub unique_key: Span,
     pub keys: Span,
     pub tags: Span,
+    /// The lite topic.
+    pub lite: Span,
     /// True if there is a sharding key, which ordered messages have.
     pub is_fifo: bool,
     /// The requested delivery time, and its unit in ms.
@@ -66,7 +68,7 @@ impl Keys {
     /// Return the same values for a string that begins `by` bytes later.
     pub fn moved(self, by: usize) -> Keys {
         let (unique_key, keys, tags) = (self.unique_key.moved(by), self.keys.moved(by), self.tags.moved(by));
-        Keys { unique_key, keys, tags, ..self }
+        Keys { unique_key, keys, tags, lite: self.lite.moved(by), ..self }
     }
 }
 
@@ -79,6 +81,7 @@ pub struct Rules {
     pub timed: Vec<(String, i64)>,
 }
 
+const LITE_TOPIC: &str = "__LITE_TOPIC";
 const DIGITS_MAX: usize = 17;
 
 /// Return the positions of UNIQ_KEY, KEYS and TAGS in a property string that is stored unchanged, as for messages of a
@@ -117,8 +120,14 @@ pub fn find(stored: &str) -> Option<Keys> {
 
 /// Append the stored form of a property string to `out`. If Python must decide, leave `out` unchanged and return None:
 /// a name occurs twice, an entry has no name or no value, a name needs more than storage, or a delivery time is
-/// malformed. `more`: properties to add before the broker's own properties.
-pub fn store(sent: &str, more: &[(&str, &str)], rules: &Rules, out: &mut Vec<u8>) -> Option<Keys> {
+/// malformed. `more`, `last`: properties to add before and after the broker's own properties.
+pub fn store(
+    sent: &str,
+    more: &[(&str, &str)],
+    last: &[(&str, &str)],
+    rules: &Rules,
+    out: &mut Vec<u8>,
+) -> Option<Keys> {
     if sent.len() > STORED_BYTES_MAX {
         return None;
     }
@@ -148,7 +157,7 @@ pub fn store(sent: &str, more: &[(&str, &str)], rules: &Rules, out: &mut Vec<u8>
         }
     }
     let own = rules.stamps.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    for (name, value) in more.iter().copied().chain(own) {
+    for (name, value) in more.iter().copied().chain(own).chain(last.iter().copied()) {
         entries.push((bucket(name), name, value));
     }
     if entries.len() > ENTRIES_MAX {
@@ -167,6 +176,7 @@ pub fn store(sent: &str, more: &[(&str, &str)], rules: &Rules, out: &mut Vec<u8>
             "UNIQ_KEY" => keys.unique_key = span,
             "KEYS" => keys.keys = span,
             "TAGS" => keys.tags = span,
+            LITE_TOPIC => keys.lite = span,
             "__SHARDINGKEY" => keys.is_fifo = true,
             _ => {}
         }
@@ -190,7 +200,7 @@ mod tests {
         let rules = Rules { stamps: vec![], not_plain: vec!["DELAY".into()], timed: vec![] };
         for odd in ["", "a", "\u{1}b\u{2}", "a\u{1}\u{2}", "a\u{1}b\u{2}a\u{1}c\u{2}", "DELAY\u{1}3\u{2}", "a\u{1}b\u{2}\u{2}"] {
             let mut out = vec![];
-            assert!(store(odd, &[], &rules, &mut out).is_none(), "{odd:?}");
+            assert!(store(odd, &[], &[], &rules, &mut out).is_none(), "{odd:?}");
             assert!(out.is_empty());
         }
     }

@@ -29,6 +29,7 @@ from rmqkit.protocol.schemas.send import SendMessageRequest, SendMessageV2Reques
 from rmqkit.protocol.sends import PlainSendsReader
 from rmqkit.protocol.templates import answer_pieces
 from rmqkit.store.index.file import key_hashes
+from rmqkit.store.lite.entries import LITE_ENTRY
 
 STAMPS = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultCluster"}
 NOT_PLAIN = ["DELAY", "INNER_NUM", "TRAN_MSG", "POP_CK", "REAL_TOPIC"]
@@ -173,6 +174,14 @@ def compare(run: Any, twin: Any, born: bytes = BORN, host: bytes = HOST, physica
         for sends in (run, twin):
             sends.keep([1_700_000_000_000 + at for at in range(len(run.asked))], "rmq_sys_wheel_timer", "broker-a")
         assert facts(run) == facts(twin)
+    assert run.lite == twin.lite
+    if run.lite:
+        names = [bool(name) for _, name in run.lite]
+        for sends in (run, twin):
+            sends.enter_lite(
+                [at * 5 * is_lite for at, is_lite in enumerate(names)],
+                [(1 + at % 3) * is_lite for at, is_lite in enumerate(names)],
+            )
     numbers = [100 * at for at in range(len(run.queues))]
     where = numbers, physical_offset, born, 1_234, host
     sealed = [sealed_records(sends, *where) for sends in (run, twin)]
@@ -199,6 +208,9 @@ def compare(run: Any, twin: Any, born: bytes = BORN, host: bytes = HOST, physica
     assert (run.kinds, run.last_offset) == (twin.kinds, twin.last_offset)
     assert run.queue_entries() == twin.queue_entries()
     assert run.answers(*PIECES) == twin.answers(*PIECES)
+    links = [[3 * at + more for at in range(len(run))] for more in (0, 1, 2)]
+    assert run.lite_entries(*links) == twin.lite_entries(*links)
+    assert len(run.lite_entries(*links)) == LITE_ENTRY.size * sum(bool(name) for _, name in run.lite)
     return records[0]
 
 

@@ -33,7 +33,22 @@ def string(pairs: list[tuple[str, str]]) -> str:
     return "".join(f"{name}\x01{value}\x02" for name, value in [*pairs, ("UNIQ_KEY", "7F00AB")])
 
 
-PLAIN_NAMES = ["KEYS", "TAGS", "WAIT", "a", "größe", "\U0001f600", "x" * 40, "INSTANCE_ID", "Aa", "BB", "1", "2", "3"]
+PLAIN_NAMES = [
+    "__LITE_TOPIC",
+    "KEYS",
+    "TAGS",
+    "WAIT",
+    "a",
+    "größe",
+    "\U0001f600",
+    "x" * 40,
+    "INSTANCE_ID",
+    "Aa",
+    "BB",
+    "1",
+    "2",
+    "3",
+]
 names = st.sampled_from([*PLAIN_NAMES, "__CRC32#", *NOT_PLAIN, *STAMPS, *TIMED, ""])
 values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), max_size=12)
 plain_values = values.filter(bool)

@@ -65,8 +65,29 @@ def test_what_the_core_takes_it_reads_as_python_does(text, fields, body, kind, c
 
 @given(plain_strings, st.binary(min_size=1, max_size=2000), st.sampled_from([JSON, ROCKETMQ]))
 def test_it_takes_what_is_plain(text, body, kind):
-    stored = encode_in_stored_order({**decode_properties(text.encode()), **STAMPS})
-    assert check(send({"i": text}, body=body, kind=kind)) == (len(stored) < 512)
+    pairs = decode_properties(text.encode())
+    stored, lite_topic = encode_in_stored_order({**pairs, **STAMPS}), pairs.get("__LITE_TOPIC", "").encode()
+    more_bytes = 98 + len("Orders") + len(lite_topic) if lite_topic else 0
+    assert check(send({"i": text}, body=body, kind=kind)) == (len(stored) + more_bytes < 512)
+
+
+@pytest.mark.parametrize("name", ["TIMER_DELAY_MS", "__LITE_TOPIC"])
+def test_a_send_to_a_lite_topic_with_a_delivery_time_is_left(name):
+    text = string([("__LITE_TOPIC", "s1"), ("TIMER_DELAY_MS" if name == "TIMER_DELAY_MS" else "a", "5")])
+    assert check(send({"i": text})) == (name == "__LITE_TOPIC")
+
+
+@pytest.mark.parametrize("length", [0, 1])
+def test_longest_properties_with_a_lite_topic_have_room_for_the_greatest_numbers(length):
+    stored = encode_in_stored_order({"UNIQ_KEY": "7F00AB", "__LITE_TOPIC": "s1", **STAMPS, "a": "x"})
+    text = string(
+        [("a", "x" * (1 + 511 - len(stored) - 98 - len("Orders") - len("s1") + length)), ("__LITE_TOPIC", "s1")]
+    )
+    assert check(send({"i": text})) == (length == 0)
+    if not length:
+        run = CORE.read(send({"i": text}))
+        run.enter_lite([(1 << 63) - 1], [(1 << 32) - 1])
+        assert len(run.message(0)[-1][1]) == 511
 
 
 @given(odd_strings, st.sampled_from([JSON, ROCKETMQ]))
@@ -251,7 +272,7 @@ def test_a_batch_is_read_and_stored_as_python_does_it(members, own, kind):
     stored = [properties for _, properties, _ in members]
     own_bytes = len(encode_in_stored_order({**decode_properties(own.encode()), **STAMPS}))
     if not taken:
-        assert own_bytes > 511 or any(len(one.encode()) > 511 or is_odd(one) for one in stored)
+        assert "__LITE_TOPIC" in own or own_bytes > 511 or any(len(one.encode()) > 511 or is_odd(one) for one in stored)
         return
     run, twin = CORE.read(data), TWIN.read(data, 0)
     assert (taken, run.opaques, run.body_bytes_max) == (len(members), [9], len(body))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import random
 import re
 import threading
 import time
@@ -22,7 +23,7 @@ from rmqkit.protocol.command import Command, FrameSplitter, decode_command, deco
 from rmqkit.protocol.core import CoreFault
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import read_messages
-from rmqkit.protocol.names import TIMER_TOPIC
+from rmqkit.protocol.names import TIMER_TOPIC, lite_queue
 from rmqkit.protocol.record import BatchEntry, decode_record, encode_batch, has_sound_crc
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting import connection
@@ -30,6 +31,7 @@ from rmqkit.store.message_store import StoredSends
 from rmqkit.store.put import Appender
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
+from tests.broker.lite.lite_peer import PARENT, LitePeer, make_group, make_parent
 from tests.broker.pops import context_of
 from tests.store.stores import read_all
 from tests.virtual_time import run as run_virtual
@@ -223,6 +225,160 @@ def test_timed_sends_of_one_read_are_kept_as_one_by_one(tmp_path, runs, one_by_o
     # Under SYNC_FLUSH one that asks not to wait has its run put one by one.
     assert max(run_sizes) >= (2 if flush is FlushDiskType.ASYNC_FLUSH else 1), "those in a row were stored together"
     assert together == single
+
+
+def lite(number, name, more="", queue_id=0, topic=PARENT, **fields):
+    """A send to a lite topic."""
+    properties = f"UNIQ_KEY\x01K{number}\x02WAIT\x01true\x02TAGS\x01t{number % 2}\x02__LITE_TOPIC\x01{name}\x02{more}"
+    return frame(number, properties, topic=topic, queue_id=queue_id, **fields)
+
+
+def lite_outcome(cluster, answers):
+    """Return the answers, and the messages of all queues and lite topics, with all that is stored of them."""
+    context = cluster.standalone.broker.context
+    store = context.store
+    table = store.lite.table
+    names = {name: lite_queue(parent.name, name) for parent in table.parents.values() for name in parent.slots}
+    places = [(light, 0) for light in names.values()] + [(PARENT, at) for at in range(4)] + [("T", 0), ("T", 1)]
+    kept = {
+        place: [
+            (one.topic, one.queue_offset, one.body, one.properties.partition(b"__CRC32#")[0], one.physical_offset)
+            for one in read_all(store, *place)
+        ]
+        for place in places
+    }
+    lives = {name: (table.epochs[slot], table.nexts[slot], table.ends[slot]) for _, name, slot in rows(table)}
+    said = {opaque: told(answer) for opaque, answer in sorted(answers.items())}
+    keys = [len(store.query(PARENT, f"K{at}", 9, 0, 1 << 62).physical_offsets) for at in range(100, 130)]
+    return said, kept, lives, keys, [*counted(context)]
+
+
+def rows(table):
+    return [(parent.name, name, slot) for parent in table.parents.values() for name, slot in parent.slots.items()]
+
+
+LITE_ODD = {
+    "none": {},
+    "illegal name": {"name": "a b"},
+    "long name": {"name": "n" * 65},
+    "delayed": {"more": "DELAY\x013\x02"},
+    "timed": {"more": f"TIMER_DELIVER_MS\x01{LATER_MS}\x02"},
+    "with priority": {"more": "_SYS_MSG_PRIORITY_\x013\x02"},
+    "dispatched": {"more": f"INNER_MULTI_DISPATCH\x01%LMQ%${PARENT}$z\x02"},
+    "numbered": {"more": "INNER_MULTI_QUEUE_OFFSET\x0177\x02"},
+    "with a life": {"more": "__LITE_EPOCH\x017\x02"},
+    "in another topic": {"topic": "T"},
+    "long": {"more": f"a\x01{'x' * 330}\x02"},
+}
+
+
+@pytest.mark.parametrize("flush", FlushDiskType)
+def test_sends_to_lite_topics_are_answered_stored_and_counted_as_one_by_one(tmp_path, runs, one_by_one, flush):
+    def sends(start, odd):
+        mixed = [lite(at, "abcaab"[at % 6], queue_id=at % 2) for at in range(start, start + 6)]
+        mixed += [frame(start + 6), lite(start + 7, **{"name": "a", **odd}), frame(start + 8)]
+        return [*mixed, *[lite(at, f"new{at}") for at in range(start + 9, start + 12)], lite(start + 12, "a")]
+
+    reads = [sends(100 + 20 * at, odd) for at, odd in enumerate(LITE_ODD.values())]
+
+    async def outcome(name, split):
+        settings = {"exporter_type": ExporterType.PROM, "exporter_port": 0}
+        store = {"flush_disk_type": flush}
+        async with Cluster(tmp_path / name, broker=settings, store=store) as cluster, warm(cluster) as peer:
+            await make_parent(cluster, PARENT)
+            for queue_id in range(4):
+                await peer.ask(frame(50 + queue_id, topic=PARENT, queue_id=queue_id))
+            lite = cluster.standalone.broker.context.store.lite
+            runs.clear()
+            answers = {}
+            for at, read in enumerate(reads):
+                if at in (3, 4):  # the next message begins a life of the lite topic
+                    lite.remove(lite.table.find(PARENT, "a"))
+                for requests in split(read):
+                    answers |= await peer.ask(*requests)
+            return *lite_outcome(cluster, answers), [*runs]
+
+    *together, run_sizes = run_virtual(outcome("together", lambda read: [read]))
+    one_by_one()
+    *single, single_sizes = run_virtual(outcome("single", lambda read: [[one] for one in read]))
+    assert single_sizes == []
+    assert run_sizes.count(13) == 1 and run_sizes.count(7) >= 6, "most were stored together"
+    assert together == single
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_mix_of_sends_to_lite_topics_is_stored_as_one_by_one(tmp_path, runs, one_by_one, seed):
+    choose = random.Random(seed)
+
+    def one(number):
+        kind = choose.random()
+        if kind < 0.2:
+            return frame(number)
+        if kind < 0.3:
+            return frame(number, f"UNIQ_KEY\x01K{number}\x02TIMER_DELIVER_MS\x01{LATER_MS}\x02")
+        more = choose.choice(["", "", "", "a\x01b\x02", "KEYS\x01x y\x02", "__SHARDINGKEY\x01s\x02", "DELAY\x011\x02"])
+        name = choose.choice(["a", "b", "c", f"n{choose.randrange(40)}", "größe"])
+        return lite(number, name, more, queue_id=choose.randrange(2))
+
+    reads = [[one(100 + 20 * at + each) for each in range(choose.randrange(1, 19))] for at in range(12)]
+
+    async def outcome(name, reads):
+        settings = {"exporter_type": ExporterType.PROM, "exporter_port": 0}
+        store = {"lite_topic_count_max": 20, "append_property_crc": bool(seed)}
+        async with Cluster(tmp_path / name, broker=settings, store=store) as cluster, warm(cluster) as peer:
+            await make_parent(cluster, PARENT)
+            for queue_id in range(4):
+                await peer.ask(frame(50 + queue_id, topic=PARENT, queue_id=queue_id))
+            runs.clear()
+            answers = {}
+            for requests in reads:
+                answers |= await peer.ask(*requests)
+            return *lite_outcome(cluster, answers), [*runs]
+
+    *together, run_sizes = run_virtual(outcome("together", reads))
+    one_by_one()
+    *single, _ = run_virtual(outcome("single", [[each] for read in reads for each in read]))
+    assert max(run_sizes) >= 3, "some were stored together"
+    assert any(answer[0] != 0 for answer in single[0].values()), "the limit of lite topics was reached"
+    assert together == single
+
+
+def test_a_run_wakes_the_readers_of_its_lite_topics(tmp_path, runs):
+    async def main():
+        async with Cluster(tmp_path) as cluster, warm(cluster) as peer:
+            await make_parent(cluster, PARENT)
+            await make_group(cluster, "LG", PARENT)
+            await peer.ask(frame(50, topic=PARENT, queue_id=0))
+            consumer = LitePeer(cluster)
+            await consumer.subscribe("a", "b")
+            waiting = asyncio.create_task(consumer.pop(wait_ms=15_000))
+            await asyncio.sleep(1)
+            runs.clear()
+            await peer.ask(lite(10, "a"), lite(12, "other"), lite(14, "a"))
+            assert [(one.lite, one.number) for one in await waiting] == [("a", 0), ("a", 1)]
+            assert runs == [3]
+
+    run_virtual(main())
+
+
+async def test_a_run_that_cannot_be_written_leaves_no_lite_topics_and_uses_no_numbers(runs, monkeypatch, cluster):
+    async with warm(cluster) as peer:
+        await make_parent(cluster, PARENT)
+        await peer.ask(frame(50, topic=PARENT, queue_id=0))
+        await peer.ask(lite(10, "a"))
+        store = context_of(cluster).store
+        table = store.lite.table
+
+        def fail(data, now_ms):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(store.log, "append", fail)
+        answers = await peer.ask(lite(11, "a"), lite(12, "b"), lite(13, "c"))
+        assert {one.code for one in answers.values()} == {ResponseCode.SERVICE_NOT_AVAILABLE}
+        assert (len(table), table.find(PARENT, "b")) == (1, None)
+        monkeypatch.undo()
+        answers = await peer.ask(lite(11, "a"), lite(12, "b"), lite(13, "a"))
+        assert [decode_fields(answers[at])["liteOffset"] for at in (11, 12, 13)] == ["1", "0", "2"]
 
 
 def batch(number, properties=None, count=3, **fields):

@@ -28,7 +28,7 @@ from typing import overload
 import msgspec
 
 from rmqkit.protocol.core import Sends
-from rmqkit.protocol.names import SCHEDULE_TOPIC, split_lite_queue
+from rmqkit.protocol.names import SCHEDULE_TOPIC, lite_queue, split_lite_queue
 from rmqkit.protocol.properties import encoded_tags_code, find_property
 from rmqkit.protocol.record import (
     INNER_BATCH,
@@ -42,6 +42,7 @@ from rmqkit.store.dispatch_request import DispatchRequest
 from rmqkit.store.index.index import KeyRows, MessageIndex
 from rmqkit.store.light import light_numbers
 from rmqkit.store.lite.lite_queues import LITE_MARK, LiteQueues
+from rmqkit.store.lite.run import LiteRun
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY, ConsumeQueue
@@ -68,15 +69,24 @@ class StoredSends(Sequence[DispatchRequest]):
 
     Attributes:
         enter: enters all requests into their queues, or returns False if they must be entered one by one.
+        lite: the lite topics of the messages, or None if no message is in a lite topic.
         store_timestamp: storeTimestamp of all requests.
     """
 
-    __slots__ = ("_first_offset", "_made", "_sends", "_with_tags", "enter", "store_timestamp")
+    __slots__ = ("_first_offset", "_made", "_sends", "_with_tags", "enter", "lite", "store_timestamp")
 
     def __init__(
-        self, sends: Sends, first_offset: int, store_timestamp: int, enter: Callable[[], bool], *, with_tags: bool
+        self,
+        sends: Sends,
+        first_offset: int,
+        store_timestamp: int,
+        enter: Callable[[], bool],
+        lite: LiteRun | None = None,
+        *,
+        with_tags: bool,
     ) -> None:
         self._sends = sends
+        self.lite = lite
         self.enter = enter
         self._first_offset = first_offset
         self._with_tags = with_tags
@@ -116,6 +126,61 @@ class StoredSends(Sequence[DispatchRequest]):
             return None
         count = len(self._sends)
         return KeyRows(self._first_offset, self._sends.last_offset, self.store_timestamp, count, rows[1], rows[0])
+
+    def enter_lite(self, lite: LiteQueues, end: int) -> None:
+        """Enter the messages that are in lite topics into their light queues. Messages that are entered already are
+        skipped. ``end``: the physical end of the last record. Raises OSError: a file cannot be written."""
+        assert self.lite is not None, "messages are in lite topics"
+        if not lite.enter_run(self.lite, self._sends, self._first_offset, end):
+            lite.enter(self.lights)
+
+    @property
+    def lights(self) -> list[DispatchRequest]:
+        """A copy of each request that is in a lite topic, for its light queue."""
+        if self.lite is None:
+            return []
+        return [
+            msgspec.structs.replace(one, topic=lite_queue(parent, name), queue_id=0, queue_offset=number)
+            for one, (parent, name), number in zip(self.made, self.lite.places, self.lite.numbers, strict=True)
+            if name
+        ]
+
+    @property
+    def readable(self) -> StoredSends:
+        """The requests, followed by their copies for light queues if there are any."""
+        if self.lite is None:
+            return self
+        return _WithLights(
+            self._sends,
+            self._first_offset,
+            self.store_timestamp,
+            self.enter,
+            self.lite,
+            with_tags=self._with_tags,
+        )
+
+
+class _WithLights(StoredSends):
+    """The requests of plain sends, followed by their copies for the light queues of lite topics."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        return len(self._sends) + len(self._lite_topics)
+
+    @property
+    def _lite_topics(self) -> list[tuple[str, str]]:
+        return [] if self.lite is None else self.lite.lite_topics
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        return [*super().places, *[(lite_queue(parent, name), 0) for parent, name in self._lite_topics]]
+
+    def __getitem__(self, at: int | slice, /) -> DispatchRequest | list[DispatchRequest]:  # type: ignore[override]
+        return [*self.made, *self.lights][at]
+
+    def __iter__(self) -> Iterator[DispatchRequest]:
+        return iter([*self.made, *self.lights])
 
 
 def queue_tags_code(
@@ -273,12 +338,15 @@ class Dispatcher:
     def _dispatch(self, arrivals: Sequence[DispatchRequest], end: int, pending_count: int = 0) -> bool:
         """Enter the records before a physical end and notify the listener. Return False if a write fails.
         ``pending_count``: the number of items in ``pending`` that contain these records."""
-        # Plain sends are in no light queue.
+        # `StoredSends.enter_lite` enters plain sends in their lite topics. They are in no other light queue.
         light = [] if isinstance(arrivals, StoredSends) else self._light_requests(arrivals)
         try:
             if not (isinstance(arrivals, StoredSends) and self._bitmap_of is None and arrivals.enter()):
                 self._enter(arrivals)
-            self._enter_light(light)
+            if light:
+                self._enter_light(light)
+            elif isinstance(arrivals, StoredSends) and arrivals.lite is not None and self._lite is not None:
+                arrivals.enter_lite(self._lite, end)
             self._enter_keys(arrivals)
         except OSError as error:
             self._stand_still(error)
@@ -316,10 +384,18 @@ class Dispatcher:
         return is_taken and index.behind_from is not None
 
     def _tell(self, arrivals: Sequence[DispatchRequest], light: list[DispatchRequest]) -> None:
+        on_lite = None if self._lite is None else self._lite.on_arrival
+        if isinstance(arrivals, StoredSends):
+            if self._on_arrival is not None:
+                self._on_arrival(arrivals.readable)
+            if on_lite is not None and arrivals.lite is not None:
+                on_lite(arrivals.lite.lite_topics)
+            return
         if self._on_arrival is not None:
             self._on_arrival([*arrivals, *light] if light else arrivals)
-        if light and self._lite is not None and self._lite.on_arrival is not None:
-            self._lite.on_arrival([one for one in light if split_lite_queue(one.topic)])
+        if on_lite is not None and light:
+            places = [split_lite_queue(one.topic) for one in light]
+            on_lite([place for place in places if place is not None])
 
     def submit_run(self, enter: Callable[[], list[DispatchRequest]], end: int) -> None:
         """Accept many records up to ``end`` in one call, while nothing is pending.

@@ -49,6 +49,7 @@ from rmqkit.store.flush import Flusher
 from rmqkit.store.inner_message import InnerMessage, PutResult, PutStatus
 from rmqkit.store.light import MULTI_DISPATCH, light_fault, light_names, numbered, too_many
 from rmqkit.store.lite.lite_queues import LITE_MARK, LiteQueue, LiteQueues
+from rmqkit.store.lite.run import LiteRun
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import SECTOR_BYTES
 from rmqkit.store.long_batch import LongBatch
@@ -455,9 +456,11 @@ class Appender:
         dispatcher.submit(arrivals, at, at if self._is_readable_at_once else self._readable_offset)
         return arrivals
 
-    def put_sends(self, sends: Sends, born_host: bytes, store_host: bytes) -> int | None:
+    def put_sends(
+        self, sends: Sends, born_host: bytes, store_host: bytes, lite: Sequence[tuple[str, str]] = ()
+    ) -> int | None:
         """Append plain sends that were read together, like `put_run`. Return the physical offset at which they end, or
-        None.
+        None. ``lite``: `Sends.lite`, if the messages may be in lite topics.
         """
         log, now = self._commit_log, self._clock.now_ms()
         if not self._takes_runs(now) or sends.body_bytes_max > self._settings.message_bytes_max:
@@ -471,12 +474,23 @@ class Appender:
                 return None
             queues.append(queue)
             numbers.append(queue.next_offset)
+        run: LiteRun | None = None
+        if lite:
+            run = self._lite.assign(lite, self._settings.lite_topic_count_max)
+            if run is None:
+                return None
+            run.store_timestamp = now
+            sends.enter_lite(run.numbers, run.epochs)
         try:
             data = sends.encode(numbers, log.max_offset, born_host, now, store_host, bool(self._trailer_bytes))
         except ValueError:
+            data = b""
+        if not data or not log.has_room(len(data)) or self._write(data, now) is not None:
+            if run is not None:
+                self._lite.give_up(run)
             return None
-        if not log.has_room(len(data)) or self._write(data, now) is not None:
-            return None
+        if run is not None:
+            self._lite.keep(run)
         sends.forget_bodies()
         # Set the offsets after the write. If they were set before a failed write, the queue would have a gap that stops
         # consumers.
@@ -484,7 +498,7 @@ class Appender:
             queue.next_offset += count
         end, dispatcher = log.max_offset, self.dispatcher
         enter = partial(_enter_runs, queues, numbers, sends)
-        arrivals = StoredSends(sends, end - len(data), now, enter, with_tags=dispatcher.tags_as_keys)
+        arrivals = StoredSends(sends, end - len(data), now, enter, run, with_tags=dispatcher.tags_as_keys)
         dispatcher.submit(arrivals, end, end if self._is_readable_at_once else self._readable_offset)
         return end
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from rmqkit.clock import Clock
+from rmqkit.core import CORE
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import encode_command, request
+from rmqkit.protocol.core import Sends
 from rmqkit.protocol.names import lite_queue
 from rmqkit.protocol.properties import find_property
+from rmqkit.protocol.schemas.send import SendMessageV2Request
+from rmqkit.protocol.sends import sends_reader
 from rmqkit.store import replica as replication
-from rmqkit.store.lite.entries import LITE_ENTRY
+from rmqkit.store.index.index import MessageIndex
+from rmqkit.store.lite.entries import LITE_ENTRY, LiteEntries
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.queues.consume_queue import ENTRY
-from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
+from tests.store.stores import HOST, copy_store, message, opened, put_all, read_all, small_settings
 
 PARENT = "LT"
+ROOMY = small_settings(commit_log_file_bytes=1 << 16, lite_queue_file_bytes=20 * LITE_ENTRY.size)
+WITHOUT_INDEX = small_settings(lite_queue_file_bytes=20 * LITE_ENTRY.size, message_index_enable=False)
 SMALL = small_settings(lite_queue_file_bytes=20 * LITE_ENTRY.size)
 
 
@@ -353,13 +363,158 @@ def test_a_put_that_fails_leaves_no_lite_topic(tmp_path):
         assert found is not None and found.epoch == 1
 
 
+def sends_to(*names: str, size: int = 4) -> Sends:
+    """Return sends to lite topics. An empty name is no lite topic."""
+    frames = []
+    for number, name in enumerate(names):
+        more = f"__LITE_TOPIC\x01{name}\x02" if name else ""
+        text = f"UNIQ_KEY\x01K{number}\x02TAGS\x01t\x02{more}"
+        header = SendMessageV2Request("p", PARENT, "TBW102", 4, 0, 0, 1, 0, text)
+        frames += encode_command(request(RequestCode.SEND_MESSAGE_V2, header, bytes(size)))
+    sends = sends_reader(CORE, {}, (), {}).read(b"".join(frames), 0)
+    assert sends is not None and len(sends) == len(names)
+    return sends
+
+
+def together(store: MessageStore, *names: str, size: int = 4) -> None:
+    """Put messages into lite topics with one write, as the broker does. An empty name is no lite topic."""
+    sends = sends_to(*names, size=size)
+    if (PARENT, 0) not in store.queues.table:
+        put_all(store, message(PARENT))
+    if store.put_sends(sends, HOST, HOST, sends.lite) is None:
+        assert not store.log.has_room(4000), "the log's file has no room for the run"
+        put_all(store, *(lite(name, body=bytes(size)) if name else message(PARENT) for name in names))
+
+
+def entries_of(store: MessageStore) -> list[tuple[int, ...]]:
+    """Return slot, queue offset, life and the two links of all entries."""
+    entries = store.lite.entries
+    found = [entries.at(index) for index in range(entries.max_offset)]
+    return [(one.slot, one.number, one.epoch, one.previous, one.jump) for one in found if one is not None]
+
+
+@given(st.lists(st.lists(st.sampled_from(["a", "b", "c", ""]), min_size=1, max_size=20), max_size=6))
+@settings(max_examples=20, deadline=None)
+def test_messages_that_are_put_together_have_the_entries_of_single_ones(runs):
+    with tempfile.TemporaryDirectory() as folder:
+        found = []
+        for at in (0, 1):
+            with opened(Path(folder) / str(at), ROOMY) as store:
+                together(store, "a", "b", "c")
+                for names in runs:
+                    for part in [names] if at else [[name] for name in names]:
+                        together(store, *part)
+                assert [numbers(store, name) for name in "abc"] == [
+                    list(range(1 + sum(names.count(name) for names in runs))) for name in "abc"
+                ]
+                found.append(entries_of(store))
+        assert found[0] == found[1]
+
+
+def test_listeners_get_the_copies_of_messages_that_are_put_together(tmp_path):
+    seen, marked = [], []
+    with opened(tmp_path, ROOMY, on_arrival=lambda requests: seen.append(requests)) as store:
+        together(store, "a", "", "b", "a")
+        store.lite.on_arrival = lambda places: marked.extend(places)
+        seen.clear()
+        together(store, "a", "", "b", "a")
+        (requests,) = seen
+        lights = [(queue("a"), 0, 2), (queue("b"), 0, 1), (queue("a"), 0, 3)]
+        assert [(one.topic, one.queue_id, one.queue_offset) for one in requests][4:] == lights
+        assert len(requests) == 7 and requests[4].topic == queue("a")
+        assert {(PARENT, 0), (queue("a"), 0), (queue("b"), 0)} == set(requests.places)
+        assert marked == [(PARENT, "a"), (PARENT, "b"), (PARENT, "a")]
+        together(store, "", "")
+        assert len(seen[-1]) == 2 and len(marked) == 3
+
+
+def test_messages_whose_lite_topic_changes_before_they_are_readable_stay_in_their_life(tmp_path):
+    with opened(tmp_path, ROOMY) as store:
+        together(store, "a", "b")
+        table = store.lite.table
+        with store.batch():
+            together(store, "a", "c", "c")
+            store.lite.remove(table.find(PARENT, "b"))
+            together(store, "b", "a")
+        assert [numbers(store, name) for name in "abc"] == [[0, 1, 2], [1], [0, 1]]
+        assert [store.lite.queue(queue(name)).epoch for name in "abc"] == [1, 2, 1]
+
+
+def test_messages_that_wait_while_their_lite_topic_is_removed_begin_its_next_life(tmp_path):
+    with opened(tmp_path, ROOMY) as store:
+        together(store, "a")
+        table = store.lite.table
+        with store.batch():
+            together(store, "a", "a")
+            store.lite.remove(table.find(PARENT, "a"))
+        found = store.lite.queue(queue("a"))
+        assert found is not None and (found.epoch, found.min_offset, found.max_offset) == (2, 1, 3)
+        assert numbers(store, "a") == [1, 2]
+
+
+def test_messages_that_are_entered_already_are_skipped_in_a_retry(tmp_path, monkeypatch):
+    with opened(tmp_path, ROOMY) as store:
+        together(store, "a", "b")
+        failures = [ZeroDivisionError() for _ in range(2)]
+        for name in ("put_rows", "put_all"):
+            put = getattr(MessageIndex, name)
+
+            def once(index, keys, put=put):
+                if failures:
+                    raise failures.pop()
+                return put(index, keys)
+
+            monkeypatch.setattr(MessageIndex, name, once)
+        together(store, "a", "b", "a")
+        assert [numbers(store, name) for name in "ab"] == [[0, 1, 2], [0, 1]]
+        assert store.lite.entries.max_offset == 5 and not failures
+
+
+def test_messages_that_cannot_be_put_together_leave_no_lite_topic(tmp_path, monkeypatch):
+    with opened(tmp_path, ROOMY) as store:
+        together(store, "a")
+        table, sends = store.lite.table, sends_to("a", "b", "c")
+        with monkeypatch.context() as patch:
+            patch.setattr(store.log, "has_room", lambda size: False)
+            assert store.put_sends(sends, HOST, HOST, sends.lite) is None
+        assert (len(table), table.find(PARENT, "b"), table.find(PARENT, "c")) == (1, None, None)
+        together(store, "a", "b")
+        assert [numbers(store, name) for name in "ab"] == [[0, 1], [0]]
+
+
+def test_too_many_new_lite_topics_are_not_put_together(tmp_path):
+    with opened(tmp_path, small_settings(commit_log_file_bytes=1 << 16, lite_topic_count_max=3)) as store:
+        together(store, "a", "b")
+        sends = sends_to("a", "c", "d")
+        assert store.put_sends(sends, HOST, HOST, sends.lite) is None
+        assert len(store.lite.table) == 2
+        together(store, "a", "c", "b", "c")
+        assert numbers(store, "c") == [0, 1]
+
+
+def test_entries_that_cannot_be_written_are_written_later(tmp_path, monkeypatch):
+    with opened(tmp_path, ROOMY) as store:
+        together(store, "a", "b")
+        append, failures = LiteEntries.append_all, [OSError(28, "No space left on device") for _ in range(2)]
+
+        def once(entries, packed, end):
+            if failures:
+                raise failures.pop()
+            append(entries, packed, end)
+
+        monkeypatch.setattr(LiteEntries, "append_all", once)
+        together(store, "a", "b", "a")
+        assert store.lite.entries.max_offset == 2
+        put_all(store, lite("b"))
+        assert [numbers(store, name) for name in "ab"] == [[0, 1, 2], [0, 1, 2]]
+        assert entries_of(store)[2:4] == [(0, 1, 1, 0, 0), (1, 1, 1, 1, 1)]
+
+
 class LiteModel(RuleBasedStateMachine):
     """Any sequence of puts, expiries, deletes, stops and kills equals a model: per name its life and its numbers."""
 
     @initialize(folder=st.uuids())
     def begin(self, folder) -> None:
-        import tempfile
-
         self.base = Path(tempfile.mkdtemp(prefix="lite-"))
         self.root, self.count, self.clock = self.base / "0", 0, Ticking()
         self.clock.ms = Ticking.ms - Ticking.ms % 60_000
@@ -370,7 +525,7 @@ class LiteModel(RuleBasedStateMachine):
         self._open()
 
     def _open(self) -> None:
-        self.store = MessageStore(self.root, SMALL, clock=self.clock)
+        self.store = MessageStore(self.root, WITHOUT_INDEX, clock=self.clock)
         self.store.open()
         self.store.lite.set_lifetime(PARENT, 3)
 
@@ -379,11 +534,18 @@ class LiteModel(RuleBasedStateMachine):
             self.store.close()
             shutil.rmtree(self.base)
 
-    @rule(names=st.lists(st.sampled_from("abcde"), min_size=1, max_size=8), size=st.integers(0, 300))
-    def put(self, names: list[str], size: int) -> None:
+    @rule(
+        names=st.lists(st.sampled_from("abcde"), min_size=1, max_size=8),
+        size=st.integers(1, 300),
+        is_together=st.booleans(),
+    )
+    def put(self, names: list[str], size: int, is_together: bool) -> None:
         with self.store.batch():
+            if is_together:
+                together(self.store, *names, size=size)
             for name in names:
-                put_all(self.store, lite(name, body=bytes(size)))
+                if not is_together:
+                    put_all(self.store, lite(name, body=bytes(size)))
                 if name not in self.known:
                     self.known[name] = []
                     self.lives[name] = self.lives.get(name, 0) + 1

@@ -43,7 +43,7 @@ __all__ = [
     "set_slots",
 ]
 
-FORMAT = 11
+FORMAT = 12
 """The version of the calls below. A core with another version is not used."""
 
 CoreFault: type[BaseException] = getattr(_native, "PanicException", SystemError)
@@ -63,6 +63,8 @@ class Sends(Protocol):
         last_offset: physical offset of the last record.
         kinds: topic, request code, ``message_type``, and the record bytes of each request of this kind.
         asked: the requested delivery times of the timed messages, and their units in ms.
+        lite: topic and lite topic of each message, with an empty text for messages in no lite topic; an empty list if
+            no message is in a lite topic.
     """
 
     @property
@@ -87,6 +89,8 @@ class Sends(Protocol):
     def kinds(self) -> list[tuple[str, int, str, list[int]]]: ...
     @property
     def asked(self) -> list[tuple[int, int]]: ...
+    @property
+    def lite(self) -> list[tuple[str, str]]: ...
 
     def __len__(self) -> int: ...
 
@@ -121,7 +125,18 @@ class Sends(Protocol):
         each timed message.
         Raises ValueError: the broker's name contains a blank, which separates the parts of a handle."""
 
-    def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], between: bytes) -> bytes:
+    def enter_lite(self, numbers: list[int], epochs: list[int]) -> None:
+        """Add the properties of the light queues to the messages that are in lite topics. ``numbers``, ``epochs``: for
+        every message, its number in its lite topic, and the life of the lite topic; 0 for messages in no lite
+        topic."""
+
+    def lite_entries(self, slots: list[int], previous: list[int], jumps: list[int]) -> bytes:
+        """Return the entries of the light queues, for the messages in lite topics. ``slots``, ``previous``, ``jumps``:
+        for every message, the slot of its lite topic, and the indexes of two earlier entries."""
+
+    def answers(
+        self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], lite: tuple[bytes, ...], between: bytes
+    ) -> bytes:
         """Return the concatenated frames of the responses. `answer_pieces` makes the arguments."""
 
     def forget_bodies(self) -> None:

@@ -6,8 +6,9 @@ frame that the core accepts.
 A frame is not a plain send, and is handled separately, if it is one-way, retried, part of a transaction or without a
 body, if its topic is not ASCII or over 127 bytes, or if its properties have duplicates, are over 511 bytes, or include
 a name in ``not_plain``. A send with a delivery time is plain: `PlainSends.keep` redirects it to the timer's queue and
-adds the timer's properties. A batch becomes its own `PlainBatch` if the properties of its request are plain and the
-batch is short enough to be stored in one piece. The messages of a batch are stored with their properties unchanged.
+adds the timer's properties. A send to a lite topic is plain: `PlainSends.enter_lite` adds its number there. A batch
+becomes its own `PlainBatch` if the properties of its request are plain and the batch is short enough to be stored in
+one piece. The messages of a batch are stored with their properties unchanged.
 Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §18.2; behaviour.md §5.
 """
 
@@ -39,8 +40,15 @@ from rmqkit.protocol.command import (
 )
 from rmqkit.protocol.core import Core, Sends, SendsReader
 from rmqkit.protocol.ids import RecallHandle, encode_recall_handle
-from rmqkit.protocol.names import RETRY_PREFIX
-from rmqkit.protocol.properties import Keys, decode_properties, encoded_tags_code, find_property, in_stored_order
+from rmqkit.protocol.names import RETRY_PREFIX, lite_queue
+from rmqkit.protocol.properties import (
+    LITE_TOPIC,
+    Keys,
+    decode_properties,
+    encoded_tags_code,
+    find_property,
+    in_stored_order,
+)
 from rmqkit.protocol.record import (
     CRC_NAME,
     INNER_BATCH,
@@ -58,6 +66,7 @@ __all__ = ["PlainBatch", "PlainSends", "PlainSendsReader", "sends_reader"]
 
 _START = struct.Struct(">iI")
 _ENTRY = struct.Struct(">qiq")
+_LITE_ENTRY = struct.Struct(">qiIqIqqqi")
 _LENGTH = struct.Struct(">h")
 _HEADERS: dict[int, type[SendMessageRequest]] = {
     RequestCode.SEND_MESSAGE: SendMessageRequest,
@@ -67,6 +76,8 @@ _HEADERS: dict[int, type[SendMessageRequest]] = {
 _HEADER_BYTES = 0xFFFFFF
 _STORED_BYTES_MAX = 511
 _TIMED_BYTES_MAX = 66
+_LITE_BYTES_MAX = 98
+"""Maximum growth of the properties of a message in a lite topic, without the lengths of its topic and lite topic."""
 _TOPIC_BYTES_MAX = 127
 _ENTRIES_MAX = 96
 _MEMBERS_MAX = 2048
@@ -96,7 +107,7 @@ def sends_reader(
 
 class _Sent(Struct, gc=False):
     """A plain send. ``place``: the topic and queue id for storage. ``asked``: the requested delivery time and its
-    unit."""
+    unit. ``lite``: the lite topic, with the number of the message there, and its life."""
 
     place: tuple[str, int]
     queue_id: int
@@ -112,6 +123,9 @@ class _Sent(Struct, gc=False):
     asked: tuple[int, int] | None
     sent_properties: str
     recall_handle: str = ""
+    lite: str = ""
+    lite_number: int = 0
+    lite_epoch: int = 0
 
 
 class PlainSends:
@@ -146,6 +160,11 @@ class PlainSends:
         return [sent.asked for sent in self.sent if sent.asked is not None]
 
     @property
+    def lite(self) -> list[tuple[str, str]]:
+        places = [(sent.place[0], sent.lite) for sent in self.sent]
+        return places if any(name for _, name in places) else []
+
+    @property
     def opaques(self) -> list[int]:
         return [sent.opaque for sent in self.sent]
 
@@ -175,6 +194,15 @@ class PlainSends:
                 # Change only the queue for storage. The response contains ``queue_id``, the requested queue.
                 sent.place = timer_topic, 0
         self._count()
+
+    def enter_lite(self, numbers: list[int], epochs: list[int]) -> None:
+        for sent, number, epoch in zip(self.sent, numbers, epochs, strict=True):
+            if sent.lite:
+                more = f"INNER_MULTI_DISPATCH\x01{lite_queue(sent.place[0], sent.lite)}\x02"
+                life = f"__LITE_EPOCH\x01{epoch}\x02" if epoch > 1 else ""
+                last = f"{life}INNER_MULTI_QUEUE_OFFSET\x01{number}\x02"
+                sent.properties = self._reader.stored(sent.sent_properties, more, last)
+                sent.lite_number, sent.lite_epoch = number, epoch
 
     def encode(
         self,
@@ -236,6 +264,16 @@ class PlainSends:
             at += size
         return rows
 
+    def lite_entries(self, slots: list[int], previous: list[int], jumps: list[int]) -> bytes:
+        at, now, entries = self._physical_offset, self._store_timestamp, []
+        for sent, size, slot, *links in zip(self.sent, self._sizes, slots, previous, jumps, strict=True):
+            if sent.lite_epoch:
+                code = encoded_tags_code(sent.keys[2])
+                fields = at, size, slot, sent.lite_number, sent.lite_epoch, now
+                entries.append(_LITE_ENTRY.pack(*fields, *links, code))
+            at += size
+        return b"".join(entries)
+
     def index_rows(self, with_tags: bool) -> None:
         """Return None: the index reads keys from `requests`."""
 
@@ -252,12 +290,16 @@ class PlainSends:
             ends[place] = at
         return [(b"".join(several), starts[place], ends[place]) for place, several in entries.items()]
 
-    def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], between: bytes) -> bytes:
+    def answers(
+        self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], lite: tuple[bytes, ...], between: bytes
+    ) -> bytes:
         at, parts = self._physical_offset, list[bytes]()
-        plain_form, timed_form = _form(pieces), _form(timed)
+        plain_form, timed_form, lite_form = _form(pieces), _form(timed), _form(lite)
         for sent, number, size in zip(self.sent, self._numbers, self._sizes, strict=True):
             values = (at, sent.queue_id, number, sent.keys[0])
-            if sent.recall_handle:
+            if sent.lite_epoch:
+                header = lite_form % (*values, b"%d" % sent.lite_number, b"%d" % sent.lite_epoch, b"%d" % sent.opaque)
+            elif sent.recall_handle:
                 header = timed_form % (*values, sent.recall_handle.encode(), b"%d" % sent.opaque)
             else:
                 header = plain_form % (*values, b"%d" % sent.opaque)
@@ -307,6 +349,10 @@ class PlainBatch:
         return []
 
     @property
+    def lite(self) -> list[tuple[str, str]]:
+        return []
+
+    @property
     def opaques(self) -> list[int]:
         return [self._request.opaque]
 
@@ -320,6 +366,13 @@ class PlainBatch:
 
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
         """Do nothing: a batch has no timed messages."""
+
+    def enter_lite(self, numbers: list[int], epochs: list[int]) -> None:
+        """Do nothing: a batch with a lite topic is not plain."""
+
+    def lite_entries(self, slots: list[int], previous: list[int], jumps: list[int]) -> bytes:
+        """Return no entries: a batch with a lite topic is not plain."""
+        return b""
 
     def encode(
         self,
@@ -377,7 +430,9 @@ class PlainBatch:
         entries = b"".join(map(_ENTRY.pack, self._starts, self._sizes, self._codes))
         return [(entries, self._starts[0], self._starts[-1] + self._sizes[-1])]
 
-    def answers(self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], between: bytes) -> bytes:
+    def answers(
+        self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], lite: tuple[bytes, ...], between: bytes
+    ) -> bytes:
         request, ids = self._request, between.join([b"%016X" % start for start in self._starts])
         values = (ids, request.queue_id, self._number, request.keys[0], b"%d" % request.opaque)
         header = _form(pieces).replace(b"%016X", b"%b", 1) % values
@@ -413,7 +468,7 @@ def _form(pieces: tuple[bytes, ...]) -> bytes:
     # The constant fields of responses are names from the configuration, which may contain a percent sign.
     first, *rest = [piece.replace(b"%", b"%%") for piece in pieces]
     return first + b"".join(
-        [form + piece for form, piece in zip((b"%016X", b"%d", b"%d", b"%b", b"%b", b"%b"), rest, strict=False)]
+        [form + piece for form, piece in zip((b"%016X", b"%d", b"%d", b"%b", b"%b", b"%b", b"%b"), rest, strict=False)]
     )
 
 
@@ -440,11 +495,13 @@ class _Plan(Struct, frozen=True):
     """The treatment of messages that have the same names of properties.
     ``arrange``: sorts these properties, and the properties that every message gets, into the stored order.
     ``keys``: the indexes of UNIQ_KEY, KEYS and TAGS, -1 if missing, and the positions at which their values begin.
-    ``times``: the indexes and units of properties with a delivery time. The first property has priority."""
+    ``times``: the indexes and units of properties with a delivery time. The first property has priority.
+    ``lite``: the index of the lite topic, -1 if missing."""
 
     arrange: Callable[[list[str]], tuple[str, ...]]
     keys: list[tuple[int, int]]
     times: list[tuple[int, int]]
+    lite: int
 
 
 class PlainSendsReader:
@@ -520,8 +577,8 @@ class PlainSendsReader:
         read = self._properties(sent.properties, len(topic))
         if read is None:
             return None
-        stored, keys, asked = read
-        if is_batch and asked is not None:
+        stored, keys, asked, lite = read
+        if is_batch and (asked is not None or lite):
             return None
         return _Sent(
             (topic, sent.queue_id),
@@ -536,12 +593,13 @@ class PlainSendsReader:
             stored,
             keys,
             asked,
-            sent.properties if asked is not None else "",
+            sent.properties if asked is not None or lite else "",
+            lite=lite,
         )
 
-    def _properties(self, text: str, topic_bytes: int) -> tuple[bytes, Keys, tuple[int, int] | None] | None:
-        """Return the stored form of properties, their keys and the requested delivery time. Return None if the message
-        is not a plain send."""
+    def _properties(self, text: str, topic_bytes: int) -> tuple[bytes, Keys, tuple[int, int] | None, str] | None:
+        """Return the stored form of properties, their keys, the requested delivery time and the lite topic. Return None
+        if the message is not a plain send."""
         # A text never has more characters than bytes. The exact check of the bytes is below.
         if len(text) > _STORED_BYTES_MAX or "\x01\x02" in text or text.endswith("\x01"):
             return None
@@ -557,7 +615,12 @@ class PlainSendsReader:
         # The response's JSON contains the key unchanged, so no character in it may need an escape.
         if not (unique_key.isascii() and unique_key.isalnum()) or len(stored) > _STORED_BYTES_MAX:
             return None
-        asked = None
+        asked, lite = None, ""
+        if plan.lite >= 0:
+            lite = pieces[plan.lite].partition("\x01")[2]
+            more_bytes = _LITE_BYTES_MAX + topic_bytes + len(lite.encode())
+            if plan.times or len(stored) + more_bytes > _STORED_BYTES_MAX:
+                return None
         if plan.times:
             if len(stored) + _TIMED_BYTES_MAX + topic_bytes > _STORED_BYTES_MAX:
                 return None
@@ -565,7 +628,7 @@ class PlainSendsReader:
             if not all(map(_TIME.fullmatch, values)):
                 return None
             asked = int(values[0]), plan.times[0][1]
-        return stored, (unique_key.encode(), words.encode(), tags.encode()), asked
+        return stored, (unique_key.encode(), words.encode(), tags.encode()), asked, lite
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
         """Return the plan for properties with these names, or None if such a message is not a plain send."""
@@ -576,11 +639,13 @@ class PlainSendsReader:
         in_order = decode_properties(in_stored_order("".join([f"{one}\x01v\x02" for one in all_names]).encode()))
         keys = [(names.index(one) if one in names else -1, len(one) + 1) for one in ("UNIQ_KEY", "KEYS", "TAGS")]
         times = [(names.index(one), unit_ms) for one, unit_ms in self._timed.items() if one in names]
-        return _Plan(itemgetter(*map(all_names.index, in_order)), keys, times)
+        lite = names.index(LITE_TOPIC) if LITE_TOPIC in names else -1
+        return _Plan(itemgetter(*map(all_names.index, in_order)), keys, times, lite)
 
-    def stored(self, text: str, more: str) -> bytes:
-        """Return the stored form of properties, ``more`` properties and the properties that every message gets.
+    def stored(self, text: str, more: str, last: str = "") -> bytes:
+        """Return the stored form of properties, ``more`` properties, the properties that every message gets, and the
+        properties ``last``.
         Raises ValueError: a text cannot be encoded as UTF-8."""
         end = "" if text.endswith("\x02") else "\x02"
         stamps = "\x02".join([*self._stamp_pieces, ""])
-        return in_stored_order(f"{text}{end}{more}{stamps}".encode())
+        return in_stored_order(f"{text}{end}{more}{stamps}{last}".encode())

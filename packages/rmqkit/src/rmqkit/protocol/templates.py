@@ -48,24 +48,28 @@ def answer_template(
 
 def answer_pieces(
     store_host: bytes, properties: Mapping[str, str], code: int = ResponseCode.SUCCESS
-) -> tuple[tuple[bytes, ...], tuple[bytes, ...], bytes]:
-    """Return the constant pieces of the headers of responses to sends, as three values.
+) -> tuple[tuple[bytes, ...], tuple[bytes, ...], tuple[bytes, ...], bytes]:
+    """Return the constant pieces of the headers of responses to sends, as four values.
 
     The first value contains the pieces before, between and after the values of a response to a plain send: physical
     offset in hexadecimal, queue id, queue offset, unique key and opaque. The second value is the same for a timed
-    message, with its recall handle before the opaque. The third value is the piece between the physical offsets of
-    a batch. ``store_host``: the packed address at the start of every message id. ``properties``: the further fields of
-    each response. ``code``: the response code of a stored message."""
+    message, with its recall handle before the opaque. The third value is the same for a message in a lite topic, with
+    its number there and the life of the lite topic before the opaque. The fourth value is the piece between the
+    physical offsets of a batch. ``store_host``: the packed address at the start of every message id. ``properties``:
+    the further fields of each response. ``code``: the response code of a stored message."""
     names = ("msgId", "queueId", "queueOffset", "transactionId")
     marks = {"<id>": f"{store_host.hex().upper()}\0", "<queue>": "\0", "<offset>": "\0", "<key>": "\0"}
     values = {**dict(zip(names, marks, strict=True)), **properties}
     timed = {**values, "recallHandle": "<handle>"}
     plain_form = answer_template(values, marks, code=code)
     timed_form = answer_template(timed, {**marks, '"recallHandle":"<handle>"': '"recallHandle":"\0"'}, code=code)
-    opened = [form.replace(b'"opaque":%b', b'"opaque":\0') for form in (plain_form, timed_form)]
+    lite = {**values, "liteOffset": "<number>", "liteEpoch": "<life>"}
+    lite_marks = {'"liteOffset":"<number>"': '"liteOffset":"\0"', '"liteEpoch":"<life>"': '"liteEpoch":"\0"'}
+    lite_form = answer_template(lite, {**marks, **lite_marks}, code=code)
+    opened = [form.replace(b'"opaque":%b', b'"opaque":\0') for form in (plain_form, timed_form, lite_form)]
     pieces = [tuple(form.replace(b"%%", b"%").split(b"\0")) for form in opened]
-    assert [len(one) for one in pieces] == [6, 7], "the values are between the pieces"
-    return pieces[0], pieces[1], f",{store_host.hex().upper()}".encode()
+    assert [len(one) for one in pieces] == [6, 7, 8], "the values are between the pieces"
+    return pieces[0], pieces[1], pieces[2], f",{store_host.hex().upper()}".encode()
 
 
 _FOUND_NAMES = list(header_fields(PopMessageResponse(start_offset_info="", msg_offset_info="")))

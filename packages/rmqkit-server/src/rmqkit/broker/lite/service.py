@@ -41,7 +41,7 @@ from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.light import light_numbers
 from rmqkit.store.lite.lite_queues import LiteQueue
-from rmqkit.store.message_store import DispatchRequest, MessageStore
+from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
 
 __all__ = ["LITE_REVIVE_QUEUE", "AckRefused", "LiteContext", "LiteService", "PoppedLite"]
@@ -165,14 +165,13 @@ class LiteService:
 
     # ---- events
 
-    def _arrived(self, lights: Sequence[DispatchRequest]) -> None:
-        """Mark the lite topics of new messages."""
-        for light in dict.fromkeys(one.topic for one in lights):
-            place = split_lite_queue(light)
-            groups = self._by_parent.get(place[0]) if place is not None else None
-            if place is not None and groups:
-                for group in groups:
-                    self.waiting.wake(group.mark(place[1]))
+    def _arrived(self, places: Iterable[tuple[str, str]]) -> None:
+        """Mark the lite topics of new messages. ``places``: parent and lite topic of each message."""
+        if not self._by_parent:
+            return
+        for parent, name in dict.fromkeys(places):
+            for group in self._by_parent.get(parent, ()):
+                self.waiting.wake(group.mark(name))
 
     def _removed(self, slots: Sequence[int]) -> None:
         """Forget what groups have of lite topics that expired. Their subscriptions stay: the names may live again."""

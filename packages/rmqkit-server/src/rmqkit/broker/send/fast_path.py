@@ -2,15 +2,17 @@
 their answers to the socket.
 
 A send is plain if no check can refuse it: its topic exists and needs no special handling, and its queue has messages. A
-message with a delivery time goes to the timer topic. If a message of the run is not plain, or if the store does not
-accept the whole run, the messages are handled one by one (`SendHandlers`). A batch is handled in the same way. Answers
-are sent after the write, or when the last message of the run is as durable as required (`durability`). Both ways store
-the same records and send the same answers. A test compares them. Use this module only on the event loop.
+message with a delivery time goes to the timer topic. A message with a lite topic is also entered in the light queue. If
+a message of the run is not plain, or if the store does not accept the whole run, the messages are handled one by one
+(`SendHandlers`). A batch is handled in the same way. Answers are sent after the write, or when the last message of the
+run is as durable as required (`durability`). Both ways store the same records and send the same answers. A test
+compares them. Use this module only on the event loop.
 Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -34,8 +36,8 @@ __all__ = ["FastPath"]
 
 _log = logging.getLogger(__name__)
 
-_HARMLESS = frozenset(("message.type",))
-"""Topic attributes that do not affect a plain send. Only tools use the message type."""
+_HARMLESS = frozenset(("message.type", "lite.topic.expiration"))
+"""Topic attributes that do not affect a plain send. The lifetime of lite topics affects only their expiry."""
 
 _NOT_PLAIN = (
     property_names.INNER_NUM,
@@ -43,7 +45,8 @@ _NOT_PLAIN = (
     property_names.TRANSACTION_PREPARED,
     property_names.POP_CHECK_POINT,
     property_names.INNER_MULTI_DISPATCH,
-    property_names.LITE_TOPIC,
+    property_names.INNER_MULTI_QUEUE_OFFSET,
+    property_names.LITE_EPOCH,
     property_names.PRIORITY,
 )
 _NOT_TIMED = (
@@ -53,6 +56,7 @@ _NOT_TIMED = (
     property_names.REAL_QUEUE_ID,
 )
 _UNITS_MS = dict(zip(TIMER_NAMES, (1000, 1, 0), strict=True))
+_lite_topic_fault = functools.lru_cache(maxsize=8192)(names.lite_topic_fault)
 
 
 class FastPath:
@@ -131,7 +135,9 @@ class FastPath:
             # read from the chunk again, with their original times.
             if (asked := sends.asked) and not self._keep(sends, asked):
                 return False
-            end_offset = self._store.put_sends(sends, connection.peer_host, self._store_host)
+            if (lite := sends.lite) and not self._are_valid(lite):
+                return False
+            end_offset = self._store.put_sends(sends, connection.peer_host, self._store_host, lite)
         except Exception:  # noqa: BLE001 - the outer edge of these requests: none is answered, each is tried alone
             _log.exception("cannot store %d sends of %s together", len(sends), connection.peer)
             return False
@@ -183,6 +189,15 @@ class FastPath:
             return False
         sends.keep(outs, TIMER_TOPIC, self._broker_name)
         return True
+
+    def _are_valid(self, places: list[tuple[str, str]]) -> bool:
+        """Return True if messages can be in their lite topics. ``places``: parent and lite topic of each message."""
+        parents = {parent for parent, name in places if name}
+        for parent in parents:
+            topic = self._topics.get(parent)
+            if topic is None or not topic.is_lite or "$" in parent or names.is_system_topic(parent):
+                return False
+        return all(not name or _lite_topic_fault(name) is None for _, name in places)
 
     def _answer_late(self, connection: Connection, sends: Sends, outcome: Outcome, reason: str) -> None:
         """Answer plain sends after they waited for disk or slaves."""

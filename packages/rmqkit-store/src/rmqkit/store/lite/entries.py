@@ -37,6 +37,8 @@ __all__ = ["LITE_ENTRY", "LiteEntries", "LiteEntry"]
 LITE_ENTRY = struct.Struct(">qiIqIqqqi")
 assert LITE_ENTRY.size == 56
 _unpack = LITE_ENTRY.unpack_from
+_LINKS_AT = 16
+_unpack_links = struct.Struct(">q20xq").unpack_from
 _BYTES = LITE_ENTRY.size
 
 
@@ -64,18 +66,18 @@ class LiteEntries(ConsumeQueueBase):
     def __init__(self, directory: Path, file_bytes: int, dirty: set[ConsumeQueueBase]) -> None:
         super().__init__("rmq_sys_lite", 0, directory, file_bytes, dirty)
 
-    def append_all(self, entries: list[bytes], end: int) -> None:
+    def append_all(self, entries: bytes, end: int) -> None:
         """Append packed entries, in the order of their records. ``end``: physical end of the last record.
         Raises OSError: a write failed. Some entries may have been appended; the call can be repeated with the rest."""
         done = 0
         while done < len(entries):
             if self._fd < 0 or self._position == self._file_bytes:
                 self._open_last()
-            room = (self._file_bytes - self._position) // _BYTES
-            part = b"".join(entries[done : done + room])
+            room = (self._file_bytes - self._position) // _BYTES * _BYTES
+            part = entries[done : done + room]
             self._write(part)
             self._position += len(part)
-            done += len(part) // _BYTES
+            done += len(part)
             self.max_offset += len(part) // _BYTES
             if not self.is_dirty:
                 self.is_dirty = True
@@ -93,6 +95,15 @@ class LiteEntries(ConsumeQueueBase):
         if file is None or position + _BYTES > file.start + file.wrote:
             return None
         return LiteEntry(*_unpack(file.view, position - file.start))
+
+    def links(self, index: int) -> tuple[int, int] | None:
+        """Return the queue offset and the jump of an entry, or None if its file has expired."""
+        position, file = index * _BYTES, self._reading
+        if file is None or index < 0 or not file.start <= position < file.end or position >= file.start + file.wrote:
+            entry = self.at(index)
+            return None if entry is None else (entry.number, entry.jump)
+        number, jump = _unpack_links(file.view, position - file.start + _LINKS_AT)
+        return number, jump
 
     def first_where(self, tail: int, is_reached: Callable[[LiteEntry], bool]) -> LiteEntry | None:
         """Return the oldest entry of a queue for which a condition holds, searching from the entry at index ``tail``

@@ -25,12 +25,13 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from rmqkit.protocol.core import Sends
 from rmqkit.protocol.names import lite_queue, split_lite_queue
 from rmqkit.protocol.properties import LITE_EPOCH, LITE_TOPIC, find_property
 from rmqkit.protocol.record import Record, decode_record
@@ -38,6 +39,7 @@ from rmqkit.store.dispatch_request import DispatchRequest
 from rmqkit.store.files import make_directory, read_note, write_note
 from rmqkit.store.lite.entries import LITE_ENTRY, LiteEntries, LiteEntry
 from rmqkit.store.lite.journal import Kind, LiteJournal
+from rmqkit.store.lite.run import LiteRun
 from rmqkit.store.lite.table import LiteParent, LiteTable
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.scan import has_numpy
@@ -53,6 +55,8 @@ _EPOCH_NAME = LITE_EPOCH.encode()
 _pack = LITE_ENTRY.pack
 _MINUTE_MS = 60_000
 _COMPACTED_AT = 1024
+_LINKS_MAX = 16384
+"""Maximum number of recent entries whose queue offset and jump are cached, without the entries of one run."""
 _SAVED_MAX = 5000
 """Maximum number of rows that one `LiteQueues.save` writes, which takes some milliseconds."""
 
@@ -166,7 +170,7 @@ class LiteQueues:
         deleted_ends: by topic, the physical offset before which its records belong to a deleted topic.
 
     Attributes:
-        on_arrival: called with the light copies of records that became readable.
+        on_arrival: called with parent and lite topic of the messages that became readable.
         on_removed: called with the slots of lite topics that expired or were deleted, before their rows are reused.
     """
 
@@ -179,10 +183,12 @@ class LiteQueues:
         self._is_indexed = True
         self._note_path, self._note = root / "lite" / "end", _Note()
         self._dead: deque[int] = deque()
+        # Queue offset and jump of recent entries: reading them from the file would cost most of a put.
+        self._links: dict[int, tuple[int, int]] = {}
         self._noted_slots = 0
         self.entries = LiteEntries(root / "lite" / "entries" / "0", file_bytes, dirty)
         self.table = LiteTable()
-        self.on_arrival: Callable[[Sequence[DispatchRequest]], None] | None = None
+        self.on_arrival: Callable[[Iterable[tuple[str, str]]], None] | None = None
         self.on_removed: Callable[[Sequence[int]], None] | None = None
 
     # ---- finding
@@ -209,6 +215,52 @@ class LiteQueues:
         elif not table.is_live(slot):
             table.revive(slot, epoch=table.epochs[slot] + 1, first=table.nexts[slot])
         return LiteQueue(self, slot, topic)
+
+    def assign(self, places: Sequence[tuple[str, str]], count_max: int) -> LiteRun | None:
+        """Assign the numbers of messages that are put together: ``places`` has parent and lite topic of each, with an
+        empty text for messages in no lite topic. Create missing lite topics, up to ``count_max``, and begin the next
+        life of expired ones. Return None, with nothing created, if there are too many. After the put, call `keep` or
+        `give_up`."""
+        table = self.table
+        states, nexts, epochs, parents = table.states, table.nexts, table.epochs, table.parents
+        run = LiteRun(places)
+        slots, numbers, lives, ends = run.slots, run.numbers, run.epochs, run.ends
+        for parent_name, name in places:
+            if not name:
+                slots.append(-1)
+                numbers.append(0)
+                lives.append(0)
+                continue
+            parent = parents.get(parent_name) or table.parent(parent_name)
+            slot = parent.slots.get(name, -1)
+            if slot < 0:
+                if len(table) >= count_max:
+                    self.give_up(run)
+                    return None
+                slot = table.add(parent, name, epoch=parent.first_epoch, first=0, born=self._log.max_offset)
+                run.created.append(slot)
+            elif states[slot] != Kind.LIVE:
+                table.revive(slot, epoch=epochs[slot] + 1, first=nexts[slot])
+            number = ends.get(slot, -1)
+            if number < 0:
+                number = nexts[slot]
+            ends[slot] = number + 1
+            slots.append(slot)
+            numbers.append(number)
+            lives.append(epochs[slot])
+        run.generation = table.generation
+        return run
+
+    def keep(self, run: LiteRun) -> None:
+        """Note that the messages of a run are stored."""
+        nexts = self.table.nexts
+        for slot, end in run.ends.items():
+            nexts[slot] = end
+
+    def give_up(self, run: LiteRun) -> None:
+        """Take back the numbers of a run that was not stored, and forget the lite topics that it created."""
+        for slot in run.created:
+            self.table.forget(slot, had_messages=False)
 
     def min_offset(self, slot: int) -> int:
         """Return the number of the first message of a lite topic that the log still has."""
@@ -245,12 +297,67 @@ class LiteQueues:
         if entered:
             last = entered[-1]
             try:
-                self.entries.append_all(batch.packed, last.physical_offset + last.size)
+                self.entries.append_all(b"".join(batch.packed), last.physical_offset + last.size)
             except OSError:
                 for slot, row in rows.items():
                     self._restore_row(slot, row)
                 raise
         return entered
+
+    def enter_run(self, run: LiteRun, sends: Sends, start: int, end: int) -> bool:
+        """Enter the messages of a run in their light queues, with one write. Their records are between two physical
+        offsets. Return False, with nothing entered, if they have to be entered with `enter`: some are entered already,
+        or the lite topics have changed since the put. Raises OSError: a write failed; nothing was entered."""
+        table, entries = self.table, self.entries
+        if not self._is_indexed or run.generation != table.generation or entries.max_physical_offset > start:
+            return False
+        all_tails, links, made = table.tails, entries.links, self._links
+        tails: dict[int, int] = {}
+        if len(made) > _LINKS_MAX:
+            made.clear()
+        previous_ones: list[int] = []
+        jumps: list[int] = []
+        index = entries.max_offset
+        for slot, number in zip(run.slots, run.numbers, strict=True):
+            if slot < 0:
+                previous_ones.append(-1)
+                jumps.append(-1)
+                continue
+            previous = jump = tails.get(slot, all_tails[slot])
+            if previous >= 0 and (before := made.get(previous) or links(previous)) is not None and before[1] >= 0:
+                target = made.get(before[1]) or links(before[1])
+                if target is not None and target[1] >= 0:
+                    further = made.get(target[1]) or links(target[1])
+                    if further is not None and before[0] - target[0] == target[0] - further[0]:
+                        jump = target[1]
+            previous_ones.append(previous)
+            jumps.append(jump)
+            made[index] = number, jump
+            tails[slot] = index
+            index += 1
+        try:
+            entries.append_all(sends.lite_entries(run.slots, previous_ones, jumps), end)
+        except OSError:
+            made.clear()
+            raise
+        return self._entered(run, tails)
+
+    def _entered(self, run: LiteRun, tails: dict[int, int]) -> bool:
+        """Move the ends of the queues of a run after its entries were written. ``tails``: the index of the newest entry
+        by slot. Return True."""
+        table, second = self.table, max(0, run.store_timestamp // 1000)
+        all_tails, ends, seconds = table.tails, table.ends, table.seconds
+        first_numbers = dict(zip(reversed(run.slots), reversed(run.numbers), strict=True))
+        for slot, tail in tails.items():
+            seconds[slot] = second
+            if all_tails[slot] < 0:
+                table.firsts[slot] = first_numbers[slot]
+                parent = table.parent_of(slot)
+                if parent.ttl_minutes is not None:
+                    self._plan(parent, slot)
+            all_tails[slot] = tail
+            ends[slot] = run.ends[slot]
+        return True
 
     def _slot_for(self, one: DispatchRequest, parent_name: str, name: str, rows: dict[int, tuple[int, ...]]) -> int:
         """Return the slot for a record, in the right life. ``rows``: gets the row before its first change."""
@@ -377,6 +484,7 @@ class LiteQueues:
     def index(self) -> None:
         """Find the newest entry of each lite topic, and add lite topics that are only in the entries."""
         self._is_indexed = True
+        self._links.clear()
         table = self.table
         tails = _newest_entries(self.entries)
         table.grow_to(len(tails))

@@ -67,6 +67,7 @@ class LiteTable:
             number of the newest readable message, the life, the store time of the newest message in s, and the
             physical offset of the first record of this name.
         changed: slots whose row is not in the journal.
+        generation: a number that changes when a slot gets another name, another life, or dies.
     """
 
     def __init__(self) -> None:
@@ -81,6 +82,7 @@ class LiteTable:
         self.seconds = array("I")
         self.born = array("q")
         self.changed: set[int] = set()
+        self.generation = 0
         self.floors: set[str] = set()
         self._parent_numbers = array("H")
         self._parents: list[LiteParent] = []
@@ -141,6 +143,7 @@ class LiteTable:
     def revive(self, slot: int, *, epoch: int, first: int) -> None:
         """Begin another life of a lite topic with the number ``first``."""
         assert epoch > self.epochs[slot], "lives are numbered in ascending order"
+        self.generation += 1
         if self.states[slot] == _DEAD:
             self.parent_of(slot).live_count += 1
         self.states[slot] = _LIVE
@@ -154,6 +157,7 @@ class LiteTable:
     def kill(self, slot: int) -> None:
         """Mark a live lite topic as dead: it has no messages, and its next message has a number of its next life."""
         assert self.states[slot] == _LIVE, "only a live lite topic expires"
+        self.generation += 1
         parent = self.parent_of(slot)
         self.states[slot] = _DEAD
         parent.live_count -= 1
@@ -163,6 +167,7 @@ class LiteTable:
 
     def forget(self, slot: int, *, had_messages: bool = True) -> None:
         """Forget a lite topic. If it had messages, a later topic with its name begins with a greater life."""
+        self.generation += 1
         parent = self.parent_of(slot)
         parent.live_count -= self.states[slot] == _LIVE
         if had_messages and self.epochs[slot] >= parent.first_epoch:
