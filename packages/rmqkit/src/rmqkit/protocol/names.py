@@ -68,10 +68,6 @@ _LEGAL_TEXT = "^[%|a-zA-Z0-9_-]+$"
 _LEGAL_LITE = re.compile(r"[a-zA-Z0-9_-]+", re.ASCII)
 
 
-NO_LITE_TOPICS = "lite topics are not supported by rmqkit: use a FIFO topic, with a message group for each lite topic"
-"""The error text for all requests that need lite topics (RIP-83)."""
-
-
 def retry_topic(group: str) -> str:
     """Return the retry topic of a group, which contains the messages to redeliver to the group."""
     return RETRY_PREFIX + group

@@ -148,7 +148,7 @@ UNUSED = (
         "detectInterval=2000 detectTimeout=200 sendLatencyEnable=false startDetectorEnable=false",
     ),
     Unused(
-        "lite topics are not supported",
+        "the limits of lite topics are fixed",
         "maxLiteRenewNumPerChannel=100 maxLiteTopicSize=64 maxSyncLiteSubscriptionRate=5000",
     ),
     Unused("acks of one call are always sent together", "enableBatchAck=false"),
