@@ -17,6 +17,8 @@ from rocketmq import (
     ConsumeResult,
     Credentials,
     FilterExpression,
+    LitePushConsumer,
+    LiteSimpleConsumer,
     Message,
     MessageListener,
     Producer,
@@ -248,6 +250,29 @@ def archived():
     push("archived-fifo", "archived-fifo", listener)
     came = listener.until(lambda came: len(came) >= ARCHIVED)
     return {"simple": [message.body.decode() for message in found], "push": [body for body, _ in came]}
+
+
+def lite():
+    """Consume lite topics. Their names have one letter, because this SDK subscribes to each letter of a name."""
+    listener, topic = Listener(), named("lite")
+    pushed = LitePushConsumer(CONFIGURATION, named("lite-push"), topic, listener)
+    polled = LiteSimpleConsumer(topic, CONFIGURATION, named("lite-simple"), 5)
+    for consumer in (pushed, polled):
+        consumer.startup()
+        consumer.subscribe_lite("p")
+        consumer.subscribe_lite("q")
+    sender = producer("lite")
+    for body in ("p0", "fails once", "p2", "q0"):
+        sender.send(made("lite", body, lite_topic="q" if body == "q0" else "p"))
+    found = received(polled, 4)
+    came = listener.until(lambda came: ["fails once", 2] in came and {"p2", "q0"} <= {body for body, _ in came})
+    for consumer in (pushed, polled):
+        consumer.shutdown()
+    return {
+        "push": sorted({body for body, _ in came}),
+        "redelivered": ["fails once", 2] in came,
+        "simple": sorted([message.lite_topic, message.body.decode()] for message in found),
+    }
 
 
 def load():
