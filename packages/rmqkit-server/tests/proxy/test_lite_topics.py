@@ -12,8 +12,8 @@ from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.proxy.schema.records import jump_hash, read_handle
 from rmqkit.proxy.schema.status import Refused
-from rmqkit.proxy.service import lite_subscriptions, receiving
 from rmqkit.proxy.service.endpoint import StreamFailed
+from rmqkit.proxy.service.lite_subscriptions import LiteLimits
 from tests.proxy.calling import ADDRESSES, Stream, message, served
 from tests.waiting import until
 
@@ -281,8 +281,8 @@ async def test_a_client_has_no_more_lite_topics_than_its_quota(lite):
     assert await own.sync("n5") == (OK, "OK")
 
 
-async def test_more_subscriptions_in_a_second_than_allowed_are_refused(lite, monkeypatch):
-    monkeypatch.setattr(lite_subscriptions, "ADDS_PER_SECOND_MAX", 2)
+async def test_more_subscriptions_in_a_second_than_allowed_are_refused(lite):
+    lite.caller.endpoint.receiving._lite.limits = LiteLimits(adds_per_second_max=2)
     await lite.open()
     await asyncio.sleep(1 - lite.context.clock.monotonic_ms() / 1000 % 1)
     answers = [(await lite.sync(f"n{number}"))[0] for number in range(3)]
@@ -360,8 +360,8 @@ async def test_a_client_without_settings_or_stream_gets_no_lite_messages(lite):
     assert await lite.refusal() == (40000, "The client [c1] is disconnected.")
 
 
-async def test_a_client_with_too_many_unacknowledged_messages_waits(lite, monkeypatch):
-    monkeypatch.setattr(receiving, "_LITE_RENEWED_MAX", 1)
+async def test_a_client_with_too_many_unacknowledged_messages_waits(lite):
+    lite.caller.endpoint.receiving._lite.limits = LiteLimits(renewed_max=1)
     await lite.joined("s1", "s2")
     await lite.send("s1", "a", "b")
     await lite.send("s2", "c")

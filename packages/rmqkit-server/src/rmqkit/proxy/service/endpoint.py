@@ -41,7 +41,7 @@ from rmqkit.proxy.schema.messages import DecodeError, Method, message_class, met
 from rmqkit.proxy.schema.status import Code, Refused, name_of, refusal_of, status
 from rmqkit.proxy.service.client_settings import LITE_CONSUMERS
 from rmqkit.proxy.service.clients import CLIENT_SILENT_MS_MAX, AnswerWith, Call, CallEnded, Client, Clients, Stream
-from rmqkit.proxy.service.lite_subscriptions import LiteSubscriptions
+from rmqkit.proxy.service.lite_subscriptions import LiteLimits, LiteSubscriptions
 from rmqkit.proxy.service.receipt_handles import ROUND_SECONDS
 from rmqkit.proxy.service.receiving import Receiving, Write, WriteFramed
 from rmqkit.proxy.service.rights import wanted_by, wanted_of, wanted_topic
@@ -86,6 +86,7 @@ class Endpoint:
     Args:
         backend: the brokers.
         port: the endpoint's port, for answers to clients that send the endpoint's address without a port.
+        lite_limits: the limits of lite consumers.
 
     Attributes:
         sending, receiving: handle the calls of producers and of consumers.
@@ -93,7 +94,7 @@ class Endpoint:
         answered: number of answered calls, by method and code; None without metrics.
     """
 
-    def __init__(self, backend: Backend, clock: Clock, *, port: int) -> None:
+    def __init__(self, backend: Backend, clock: Clock, *, port: int, lite_limits: LiteLimits | None = None) -> None:
         self._backend = backend
         self._clock = clock
         self._tasks = Tasks()
@@ -103,7 +104,7 @@ class Endpoint:
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._lite = lite = LiteSubscriptions(backend, clock)
+        self._lite = lite = LiteSubscriptions(backend, clock, lite_limits or LiteLimits())
         self.receiving = receiving = Receiving(backend, lite, clock)
         self.sending = sending = Sending(backend, clock)
         self._telemetry = telemetry = Telemetry(backend, sending, lite, self._tasks)

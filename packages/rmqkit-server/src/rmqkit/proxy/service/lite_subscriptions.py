@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -53,23 +54,31 @@ from rmqkit.proxy.schema.messages import message_class
 from rmqkit.proxy.schema.status import OK, Code, Refused
 from rmqkit.proxy.service.clients import Client, LiteSet
 
-__all__ = ["LiteSubscriptions"]
+__all__ = ["LiteLimits", "LiteSubscriptions"]
 
 _ACTIONS = {0: ADD, 1: REMOVE, 2: COMPLETE_ADD, 3: COMPLETE_REMOVE}
 _OPTIONS = {"offset": OFFSET, "tail_n": TAIL, "timestamp": TIMESTAMP, "policy": POLICY}
-ADDS_PER_SECOND_MAX = 5000
-
 _log = logging.getLogger(__name__)
 
 _Response = message_class("SyncLiteSubscriptionResponse")
 
 
+@dataclass(frozen=True, slots=True)
+class LiteLimits:
+    """The limits of lite consumers. ``renewed_max``: messages that a client holds, above which it gets no more until it
+    acks some. ``adds_per_second_max``: requests of all clients to subscribe to more lite topics."""
+
+    renewed_max: int = 100
+    adds_per_second_max: int = 5000
+
+
 class LiteSubscriptions:
     """The subscriptions of all lite consumers of an endpoint."""
 
-    def __init__(self, backend: Backend, clock: Clock) -> None:
+    def __init__(self, backend: Backend, clock: Clock, limits: LiteLimits) -> None:
         self._backend = backend
         self._clock = clock
+        self.limits = limits
         self._second = 0
         self._adds = 0
 
@@ -121,8 +130,9 @@ class LiteSubscriptions:
         if second != self._second:
             self._second, self._adds = second, 0
         self._adds += 1
-        if self._adds > ADDS_PER_SECOND_MAX:
-            text = f"more than {ADDS_PER_SECOND_MAX} lite subscriptions in a second: try again"
+        limit = self.limits.adds_per_second_max
+        if self._adds > limit:
+            text = f"more than {limit} lite subscriptions in a second: try again"
             raise Refused(Code.TOO_MANY_REQUESTS, text)
 
     async def restore(self, client: Client, broker: str | None = None) -> None:

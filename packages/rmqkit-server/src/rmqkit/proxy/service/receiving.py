@@ -81,8 +81,6 @@ _SETTINGS_WAIT_SECONDS = 1.0
 _FROM_MAX = 1
 _TAGS = "TAG"
 _ENTRIES_MAX = 10_000
-_LITE_RENEWED_MAX = 100
-"""Maximum number of messages that a lite consumer holds; it gets no more until it acks some."""
 _LITE_MARK = property_names.LITE_TOPIC.encode()
 _INT64_MAX = (1 << 63) - 1
 _SLICE = 128
@@ -253,7 +251,7 @@ class Receiving:
         if client.stream is None:
             raise Refused(Code.BAD_REQUEST, f"The client [{client.id}] is disconnected.")
         count = self.renewals.count_of(client.id)
-        if count > _LITE_RENEWED_MAX:
+        if count > self._lite.limits.renewed_max:
             text = f"The client [{client.id}] has too many unacked messages. Unacked count: {count}"
             raise Refused(Code.FORBIDDEN, text)
 
