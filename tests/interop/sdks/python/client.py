@@ -28,6 +28,7 @@ from rocketmq import (
     TransactionResolution,
 )
 from rocketmq.grpc_protocol import FilterType
+from rocketmq.v5.exception import LiteSubscriptionQuotaExceededException
 
 ENDPOINT, PREFIX, *SCENARIOS = sys.argv[1:]
 SECONDS_MAX = 100.0
@@ -134,6 +135,15 @@ def received(consumer, count, acknowledge=True):
                 consumer.ack(message)
             found.append(message)
     return found
+
+
+def subscribed(consumer, name):
+    """Subscribe to a lite topic. This SDK does not wait for its settings: before them, its quota is 0."""
+    try:
+        consumer.subscribe_lite(name)
+    except LiteSubscriptionQuotaExceededException:
+        return False
+    return True
 
 
 def bodies(messages):
@@ -259,7 +269,7 @@ def lite():
     polled = LiteSimpleConsumer(topic, CONFIGURATION, named("lite-simple"), 5)
     for consumer in (pushed, polled):
         consumer.startup()
-        consumer.subscribe_lite("p")
+        wait_for(lambda consumer=consumer: subscribed(consumer, "p"))
         consumer.subscribe_lite("q")
     sender = producer("lite")
     for body in ("p0", "fails once", "p2", "q0"):
