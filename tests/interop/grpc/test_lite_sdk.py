@@ -1,6 +1,6 @@
 """The lite consumers of Apache's Java and Python SDKs, unmodified, with our broker's endpoint and with `rmq proxy`.
 
-Source: lite.md §18, tests 23 and 24.
+Source: lite.md §6, §8.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lite topics over gRPC, in a broker and in a proxy. Source: lite.md §3, §4, §6 to §8, §13, §18."""
+"""Lite topics over gRPC, in a broker and in a proxy. Source: lite.md §3, §4, §6 to §8, §13."""
 
 from __future__ import annotations
 

@@ -313,8 +313,7 @@ def message_of(
     body, encoding = _body(record, body_bytes_max)
     message.body = body
     system = message.system_properties
-    tag = properties.get(property_names.TAGS)
-    if tag:
+    if tag := properties.get(property_names.TAGS):
         system.tag = tag
     system.keys.extend([key for key in properties.get(property_names.KEYS, "").split(" ") if key])
     system.message_id = properties.get(property_names.UNIQ_KEY) or offset_id(record.store_host, record.physical_offset)
@@ -336,11 +335,9 @@ def message_of(
     if lite_topic:
         system.lite_topic = lite_topic
     system.delivery_attempt = deliveries
-    group = properties.get(property_names.SHARDING_KEY)
-    if group:
+    if group := properties.get(property_names.SHARDING_KEY):
         system.message_group = group
-    trace_context = properties.get(TRACE_CONTEXT)
-    if trace_context:
+    if trace_context := properties.get(TRACE_CONTEXT):
         system.trace_context = trace_context
     priority = properties.get(property_names.PRIORITY, "")
     if priority.isdecimal() and len(priority) < 10:
