@@ -633,3 +633,19 @@ async def test_a_subscription_that_one_broker_refuses_is_not_remembered(lite, mo
 def test_the_endpoint_uses_the_codes_of_5_5():
     codes = RequestCode.POP_LITE_MESSAGE, RequestCode.LITE_SUBSCRIPTION_CTL, RequestCode.NOTIFY_UNSUBSCRIBE_LITE
     assert codes == (200070, 200071, 200073)
+
+
+async def test_an_expired_lite_topic_lives_again_with_its_next_message(tmp_path):
+    settings = {"lite_lifetime_min_ms": 1000, "lite_expiry_interval_ms": 3000}
+    async with served(tmp_path, **settings) as it:
+        it.topic("LT", 4, "LITE")
+        it.context.topics.get("LT").attributes["lite.topic.expiration"] = "1"
+        group_of(it)
+        lite = await Lite(it).joined("ttl1")
+        await lite.send("ttl1", "a", "b", "c")
+        first, *_ = await lite.receive()
+        assert await lite.ack(first) == (OK, "OK")
+        await asyncio.sleep(70)
+        await lite.nothing()
+        await lite.send("ttl1", "d")
+        assert shown(await lite.receive()) == [("ttl1", "d", 3, 1)]
