@@ -76,7 +76,7 @@ OWN_TO_THE_BROKER = (
 )
 CHANGING_THE_BROKER = {"INNER_NUM": 50001, "INNER_BASE": 20000}
 
-UNIMPLEMENTED = ("PullMessage", "UpdateOffset", "GetOffset", "QueryOffset", "SyncLiteSubscription")
+UNIMPLEMENTED = ("PullMessage", "UpdateOffset", "GetOffset", "QueryOffset")
 
 
 @case()
@@ -84,9 +84,9 @@ async def unimplemented(scene: Scene) -> None:
     for name in UNIMPLEMENTED:
         text = f"grpc: UNIMPLEMENTED Method apache.rocketmq.v2.MessagingService/{name} is unimplemented"
         ours, why = ["grpc: UNIMPLEMENTED …"], "the library's own text"
-        if name == "SyncLiteSubscription":
-            ours, why = ["status.code: ILLEGAL_TOPIC"], "lite topics, which 5.4.0 does not have, are served"
         scene.check(name, await scene.client().ask(name), [text], ours=ours, why=why)
+    blank = status(40002, "The specified topic is blank")
+    scene.check("SyncLiteSubscription", await scene.client().ask("SyncLiteSubscription"), blank)
 
 
 @case(
