@@ -173,10 +173,9 @@ def _merge_consumer(settings: Any, config: SubscriptionGroupConfig) -> None:
         for wait_ms in retry_waits_ms(config):
             customized.next.add().FromMilliseconds(wait_ms)
     wanted = settings.subscription
-    wanted.fifo = config.consume_message_orderly
+    wanted.fifo = config.consume_message_orderly and settings.client_type not in LITE_CONSUMERS
     wanted.receive_batch_size = _BATCH_SIZE
     wanted.long_polling_timeout.FromSeconds(_POLLING_SECONDS)
-    if settings.client_type in LITE_CONSUMERS:
-        wanted.fifo = False
-        wanted.lite_subscription_quota = min(config.lite_quota, _INT32_MAX)
-        wanted.max_lite_topic_size = LITE_TOPIC_BYTES_MAX
+    # The reference sends the limits of lite topics to all consumers.
+    wanted.lite_subscription_quota = min(config.lite_quota, _INT32_MAX)
+    wanted.max_lite_topic_size = LITE_TOPIC_BYTES_MAX
