@@ -76,7 +76,7 @@ OWN_TO_THE_BROKER = (
 )
 CHANGING_THE_BROKER = {"INNER_NUM": 50001, "INNER_BASE": 20000}
 
-UNIMPLEMENTED = ("PullMessage", "UpdateOffset", "GetOffset", "QueryOffset", "SyncLiteSubscription")
+UNIMPLEMENTED = ("PullMessage", "UpdateOffset", "GetOffset", "QueryOffset")
 
 
 @case()
@@ -84,11 +84,9 @@ async def unimplemented(scene: Scene) -> None:
     for name in UNIMPLEMENTED:
         text = f"grpc: UNIMPLEMENTED Method apache.rocketmq.v2.MessagingService/{name} is unimplemented"
         ours, why = ["grpc: UNIMPLEMENTED …"], "the library's own text"
-        wanted = [text]
-        if name == "SyncLiteSubscription":
-            wanted, ours = ["status.code: ILLEGAL_TOPIC"], ["status.code: NOT_IMPLEMENTED"]
-            why = "lite topics are refused by their name"
-        scene.check(name, await scene.client().ask(name), wanted, ours=ours, why=why)
+        scene.check(name, await scene.client().ask(name), [text], ours=ours, why=why)
+    blank = status(40002, "The specified topic is blank")
+    scene.check("SyncLiteSubscription", await scene.client().ask("SyncLiteSubscription"), blank)
 
 
 @case(

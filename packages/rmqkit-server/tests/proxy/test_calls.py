@@ -15,7 +15,6 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.compression import Compression, compress
-from rmqkit.protocol.names import NO_LITE_TOPICS
 from rmqkit.protocol.record import COMPRESSED, decode_record
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.proxy.schema.messages import message_class
@@ -211,11 +210,6 @@ async def test_an_assignment_is_the_broker_or_its_queues_in_order(inside):
     assert [one.message_queue.id for one in answer.assignments] == [0, 1]
     inside.context.topics.get("W").perm = 2
     assert said(await inside.ask("QueryAssignment", **names)) == (40300, "no readable queue")
-
-
-async def test_a_subscription_of_a_lite_consumer_is_refused_by_that_name(caller):
-    answer = await caller.ask("SyncLiteSubscription", group={"name": "G"}, topic={"name": "T"})
-    assert said(answer) == (50100, NO_LITE_TOPICS)
 
 
 # ---- SendMessage

@@ -2,7 +2,6 @@
 
 import pytest
 
-from rmqkit.protocol.names import NO_LITE_TOPICS
 from rmqkit.proxy.schema.checks import check_group, check_messages, check_sent, check_topic, sql_or_tags
 from rmqkit.proxy.schema.messages import message_class
 from rmqkit.proxy.schema.status import Code, Refused
@@ -55,9 +54,25 @@ def test_groups_that_are_refused(name, text):
     assert said.rstrip(".") == text.rstrip(".")
 
 
-def test_a_message_for_a_lite_topic_is_refused_by_that_name():
-    asked = SEND(messages=[message(lite_topic="session-1")])
-    assert refused(check_messages, asked.messages, NOW_MS) == ("NOT_IMPLEMENTED", NO_LITE_TOPICS)
+LITE_RULE = "lite topic can only contain alphanumeric characters, hyphens(-), and underscores(_)"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (" ", "lite topic cannot be the char sequence of whitespace"),
+        ("x" * 65, "lite topic exceed the max size 64"),
+        *((name, LITE_RULE) for name in ("a$b", "a b", "é", "a/b", "a,b", "a%b", "a.b:c")),
+    ],
+)
+def test_a_message_with_an_illegal_lite_topic_is_refused(name, text):
+    asked = SEND(messages=[message(lite_topic=name)])
+    assert refused(check_messages, asked.messages, NOW_MS) == ("ILLEGAL_LITE_TOPIC", text)
+
+
+@pytest.mark.parametrize("name", ["x" * 64, "s1", "0", "-_", ""])
+def test_a_message_with_a_legal_lite_topic_passes(name):
+    assert check_messages(SEND(messages=[message(lite_topic=name)]).messages, NOW_MS) == "T"
 
 
 def test_a_group_of_tools_passes():

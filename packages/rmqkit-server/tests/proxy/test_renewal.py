@@ -10,6 +10,7 @@ from msgspec import structs
 from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.ids import PopHandle
 from rmqkit.proxy.schema.records import Handle
+from rmqkit.proxy.service.lite_subscriptions import LiteLimits, LiteSubscriptions
 from rmqkit.proxy.service.receipt_handles import Renewals
 from rmqkit.proxy.service.receiving import Receiving
 from tests.set_clock import SetClock
@@ -112,7 +113,7 @@ async def test_what_is_given_back_while_it_is_renewed_comes_soon(slow):
 
 async def test_a_clock_that_is_set_back_does_not_put_a_renewal_off(slow):
     clock = SetClock()
-    renewals = Receiving(slow, clock).renewals
+    renewals = Receiving(slow, LiteSubscriptions(slow, clock, LiteLimits()), clock).renewals
     renewals._changing = slow
     renewals.add("c1", "G", "T", "M0", handle_of(0))
     clock.ahead_ms -= 3_600_000

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.schemas.access import AclEntry, AclPolicy, UserInfo
+from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.proxy.remote.users import ProxyUserSettings
 from rmqkit.proxy.schema.messages import message_class
 from rmqkit.proxy.service.endpoint import StreamFailed
@@ -447,3 +448,40 @@ async def test_full_signatures_that_are_required_close_the_grpc_port(tmp_path, c
     async with Standalone(tmp_path, broker=own, authentication=settings) as servers:
         assert servers.broker.grpc_address == ""
     assert "the gRPC port 0 stays closed: fullSignatureRequired=true" in caplog.text
+
+
+LITE_CALLS = {"Heartbeat", "Telemetry", "SyncLiteSubscription", "NotifyClientTermination"}
+
+
+async def lite_calls(anna):
+    """Return the calls of a lite consumer that are allowed. No request names the parent topic but the last."""
+    names = {"group": {"name": "LG"}, "topic": {"name": "LT"}}
+    stream = Stream(anna)
+    told = {
+        "Telemetry": await stream.ask(settings={"client_type": 5, "subscription": {"group": {"name": "LG"}}}),
+        "Heartbeat": await anna.ask("Heartbeat", group={"name": "LG"}, client_type=5),
+        "SyncLiteSubscription": await anna.ask("SyncLiteSubscription", action=2, **names),
+    }
+    await stream.end()
+    told["NotifyClientTermination"] = await anna.ask("NotifyClientTermination", group={"name": "LG"})
+    return {name for name, answer in told.items() if answer.status.code != UNAUTHORIZED}
+
+
+@pytest.mark.parametrize(
+    ("right", "allowed"),
+    [
+        (("Topic:LT", "Sub"), set()),
+        (("Group:LG", "Sub"), {"NotifyClientTermination"}),
+    ],
+)
+async def test_a_lite_consumer_needs_its_group_and_the_parent_topic_for_all_calls(caller, right, allowed):
+    caller.topic("LT", 4, "LITE")
+    config = SubscriptionGroupConfig(group_name="LG", attributes={"lite.bind.topic": "LT"})
+    caller.context.groups.stored.subscription_group_table["LG"] = config
+    await caller.published()
+    anna = by_anna(caller)
+    assert await lite_calls(anna) == set()
+    await allow(caller, right)
+    assert await lite_calls(anna) == allowed
+    await allow(caller, ("Topic:LT", "Sub"), ("Group:LG", "Sub"))
+    assert await lite_calls(anna) == LITE_CALLS

@@ -13,7 +13,6 @@ import pytest
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.ids import offset_id
-from rmqkit.protocol.names import NO_LITE_TOPICS
 from rmqkit.protocol.schemas.clients import ConsumeDirectlyRequest, ConsumerGroupRequest, RunningInfoRequest
 from rmqkit.protocol.schemas.groups import ExponentialRetryPolicy, GroupRetryPolicy
 from rmqkit.proxy.schema.messages import message_class
@@ -137,13 +136,13 @@ SUBSCRIPTION = {"group": {"name": "G"}, "subscriptions": []}
         ({"client_type": 99, "subscription": SUBSCRIPTION}, "Client type is not consumer, type: 99", False),
         (
             {"client_type": 5, "subscription": SUBSCRIPTION},
-            f"client type is LITE_PUSH_CONSUMER: {NO_LITE_TOPICS}",
-            False,
+            "regular group cannot use LITE mode: G",
+            True,
         ),
         (
             {"client_type": 6, "subscription": SUBSCRIPTION},
-            f"client type is LITE_SIMPLE_CONSUMER: {NO_LITE_TOPICS}",
-            False,
+            "regular group cannot use LITE mode: G",
+            True,
         ),
         (
             {

@@ -23,7 +23,9 @@ import org.apache.rocketmq.client.apis.ClientServiceProvider;
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.FilterExpression;
 import org.apache.rocketmq.client.apis.consumer.FilterExpressionType;
+import org.apache.rocketmq.client.apis.consumer.LitePushConsumer;
 import org.apache.rocketmq.client.apis.consumer.MessageListener;
+import org.apache.rocketmq.client.apis.consumer.OffsetOption;
 import org.apache.rocketmq.client.apis.consumer.SimpleConsumer;
 import org.apache.rocketmq.client.apis.message.Message;
 import org.apache.rocketmq.client.apis.message.MessageBuilder;
@@ -59,6 +61,7 @@ public final class Sdk {
             "transaction", Sdk::transaction, "retries", Sdk::retries, "refused", Sdk::refused, "crossed", Sdk::crossed,
             "load", Sdk::load));
         scenarios.put("archived", Sdk::archived); // Map.of takes ten
+        scenarios.put("lite", Sdk::lite);
         ExecutorService threads = Executors.newCachedThreadPool();
         List<Future<?>> running = new ArrayList<>();
         for (String name : Arrays.asList(arguments).subList(2, arguments.length)) {
@@ -330,6 +333,31 @@ public final class Sdk {
         List<List<Object>> came = listener.until(all -> all.size() >= 4);
         came.sort((a, b) -> a.toString().compareTo(b.toString()));
         return Map.of("came", came, "dead", dead);
+    }
+
+    private static Map<String, Object> lite() throws Exception {
+        Listener listener = new Listener(); // with several threads, this SDK handles the messages of one answer at once
+        LitePushConsumer consumer = PROVIDER.newLitePushConsumerBuilder().setClientConfiguration(configuration)
+            .setConsumerGroup(named("lite-push")).bindTopic(named("lite")).setConsumptionThreadCount(1)
+            .setMessageListener(listener).build();
+        consumer.subscribeLite("s1");
+        consumer.subscribeLite("s2", OffsetOption.MIN_OFFSET);
+        Producer sender = producer("lite");
+        for (String body : List.of("a0", "fails once", "a2", "b0", "b1", "b2")) {
+            sender.send(made("lite", body).setLiteTopic(body.startsWith("b") ? "s2" : "s1").build());
+        }
+        Set<Object> bodies = listener.untilBodies("a0", "fails once", "a2", "b0", "b1", "b2");
+        List<List<Object>> came = listener.until(all -> all.contains(List.of("fails once", 2)));
+        consumer.unsubscribeLite("s2");
+        Set<String> left = consumer.getLiteTopicSet();
+        List<Object> inOrder = new ArrayList<>();
+        came.forEach(one -> {
+            if (one.get(0).toString().startsWith("b")) {
+                inOrder.add(one.get(0));
+            }
+        });
+        return Map.of("push", bodies, "redelivered", came.contains(List.of("fails once", 2)), "s2", inOrder, "left",
+            left);
     }
 
     private static Map<String, Object> refused() throws Exception {

@@ -17,7 +17,7 @@ from rmqkit.protocol.codes import RequestCode, request_name
 from rmqkit.protocol.command import Command, request
 from rmqkit.protocol.core import AckedPop
 from rmqkit.protocol.names import topic_fault
-from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.record import Record, decode_record
 from rmqkit.protocol.schemas.clients import HeartbeatData, UnregisterClientRequest
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.pop import AckMessageRequest
@@ -130,15 +130,13 @@ class LocalBackend:
         queues = route.brokers[0]
         return self._name if queues.permission & Permission.READ and queues.read_queue_count else None
 
-    async def message_at(self, broker: str, physical_offset: int) -> tuple[str, int, int]:
-        """Return topic, queue and offset of the message at a physical offset; ``("", -1, -1)`` without a message."""
+    async def message_at(self, broker: str, physical_offset: int) -> Record | None:
         self._context.store.dispatch()
         raw = self._context.store.log.record_at(physical_offset) if physical_offset >= 0 else None
         try:
-            record = None if raw is None else decode_record(raw)
+            return None if raw is None else decode_record(raw)
         except RecordCorrupt:
-            record = None
-        return ("", -1, -1) if record is None else (record.topic, record.queue_id, record.queue_offset)
+            return None
 
     def join(self, on_request: OnRequest, on_close: Callable[[], None]) -> Peer:
         return _LocalPeer(self._context, self._router, on_request, partial(self._closed, on_close))
@@ -234,6 +232,8 @@ class _LocalPeer(LocalConnection):
             timer.cancel()
             if self._context.pop is not None:
                 self._context.pop.connection_closed(waiting)
+            if self._context.lite is not None:
+                self._context.lite.connection_closed(waiting)
 
     async def register(self, data: HeartbeatData, language: str, version: int) -> None:
         command = request(RequestCode.HEART_BEAT, body=msgspec.json.encode(data))

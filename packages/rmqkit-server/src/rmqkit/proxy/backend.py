@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from rmqkit.policies import Actions, Resource
 from rmqkit.protocol.command import Command
 from rmqkit.protocol.core import AckedPop
+from rmqkit.protocol.record import Record
 from rmqkit.protocol.schemas.clients import HeartbeatData
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.proxy.local import Answered
@@ -141,8 +142,8 @@ class Backend(Protocol):
     async def has_broker(self, name: str) -> bool:
         """Return True if requests can be sent to the broker of this name."""
 
-    async def message_at(self, broker: str, physical_offset: int) -> tuple[str, int, int]:
-        """Return topic, queue and offset of the message at a physical offset, or ``"", -1, -1`` without a message."""
+    async def message_at(self, broker: str, physical_offset: int) -> Record | None:
+        """Return the message at a physical offset, or None."""
 
     def readable_broker(self, name: str, route: Route) -> str | None:
         """Return the name of the broker to receive from: ``name`` if this broker is readable, or else the next readable

@@ -29,7 +29,6 @@ from tests.store.stores import HOST, copy_store, message, opened, put_all, read_
 
 PARENT = "LT"
 ROOMY = small_settings(commit_log_file_bytes=1 << 16, lite_queue_file_bytes=20 * LITE_ENTRY.size)
-WITHOUT_INDEX = small_settings(lite_queue_file_bytes=20 * LITE_ENTRY.size, message_index_enable=False)
 SMALL = small_settings(lite_queue_file_bytes=20 * LITE_ENTRY.size)
 
 
@@ -525,7 +524,7 @@ class LiteModel(RuleBasedStateMachine):
         self._open()
 
     def _open(self) -> None:
-        self.store = MessageStore(self.root, WITHOUT_INDEX, clock=self.clock)
+        self.store = MessageStore(self.root, SMALL, clock=self.clock)
         self.store.open()
         self.store.lite.set_lifetime(PARENT, 3)
 

@@ -69,10 +69,6 @@ _LEGAL_TEXT = "^[%|a-zA-Z0-9_-]+$"
 _LEGAL_LITE = re.compile(r"[a-zA-Z0-9_-]+", re.ASCII)
 
 
-NO_LITE_TOPICS = "lite topics are not supported by rmqkit: use a FIFO topic, with a message group for each lite topic"
-"""The error text for all requests that need lite topics (RIP-83)."""
-
-
 def retry_topic(group: str) -> str:
     """Return the retry topic of a group, which contains the messages to redeliver to the group."""
     return RETRY_PREFIX + group
@@ -117,13 +113,14 @@ def split_lite_queue(name: str) -> tuple[str, str] | None:
 def lite_topic_fault(lite_topic: str) -> str | None:
     """Return the fault of a lite topic's name, in the words of the reference, or None if the name is valid.
     Source: lite.md §3."""
+    # Valid names first, because clients repeat thousands of names every 30 seconds.
+    if len(lite_topic) <= LITE_TOPIC_BYTES_MAX and _LEGAL_LITE.fullmatch(lite_topic):
+        return None
     if not lite_topic.strip():
         return "lite topic cannot be the char sequence of whitespace"
     if len(lite_topic.encode("utf-8", "replace")) > LITE_TOPIC_BYTES_MAX:
         return f"lite topic exceed the max size {LITE_TOPIC_BYTES_MAX}"
-    if not _LEGAL_LITE.fullmatch(lite_topic):
-        return "lite topic can only contain alphanumeric characters, hyphens(-), and underscores(_)"
-    return None
+    return "lite topic can only contain alphanumeric characters, hyphens(-), and underscores(_)"
 
 
 def is_system_topic(topic: str) -> bool:

@@ -12,13 +12,7 @@ from rmqkit.broker.durability import Refusal
 from rmqkit.broker.handlers import Handlers, OwnAddress, answers
 from rmqkit.broker.lite.offset_options import start_of
 from rmqkit.broker.lite.service import LITE_REVIVE_QUEUE, AckRefused, LiteContext, LiteService, PoppedLite
-from rmqkit.broker.lite.subscriptions import (
-    BINDING,
-    LiteClient,
-    LiteGroup,
-    client_quota,
-    is_exclusive,
-)
+from rmqkit.broker.lite.subscriptions import BINDING, LiteClient, LiteGroup, is_exclusive
 from rmqkit.broker.lite.waiting import WaitingLitePop
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
@@ -226,7 +220,7 @@ class LiteHandlers(Handlers[LiteContext]):
         self, group: LiteGroup, client: LiteClient, config: SubscriptionGroupConfig, wanted: set[str]
     ) -> None:
         """Raises PeerRefused: the client, or all clients of the broker together, would have too many lite topics."""
-        quota = client_quota(config)
+        quota = config.lite_quota
         if 0 <= quota < len(wanted):
             remark = f"lite subscription quota exceeded: {quota}"
             raise PeerRefused(ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED, remark, self._ip)

@@ -22,19 +22,12 @@ from collections.abc import Collection
 from typing import Any
 
 from rmqkit.broker.lite.batches import LiteBatch
-from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.groups import LITE_BINDING, SubscriptionGroupConfig
 from rmqkit.remoting.connection import Connection
 
-__all__ = ["BINDING", "LiteClient", "LiteGroup", "client_quota", "is_exclusive", "is_wildcard"]
+__all__ = ["BINDING", "LiteClient", "LiteGroup", "is_exclusive", "is_wildcard"]
 
-BINDING = "lite.bind.topic"
-_QUOTA = 2000
-
-
-def client_quota(config: SubscriptionGroupConfig) -> int:
-    """Return the number of lite topics that a client of a group may subscribe to; -1: no limit."""
-    text = (config.attributes or {}).get("lite.sub.client.quota", "")
-    return int(text) if text.removeprefix("-").isdigit() else _QUOTA
+BINDING = LITE_BINDING
 
 
 def is_exclusive(config: SubscriptionGroupConfig) -> bool:

@@ -20,10 +20,11 @@ from msgspec import Struct
 from rmqkit.clock import Clock
 from rmqkit.errors import PeerRefused, RemotingError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import Command, decode_fields, request
-from rmqkit.protocol.record import decode_record
+from rmqkit.protocol.command import Command, decode_fields, decode_header_leniently, request
+from rmqkit.protocol.record import Record, decode_record
 from rmqkit.protocol.schemas.clients import HeartbeatData, ProducerData
 from rmqkit.protocol.schemas.groups import GroupRequest, SubscriptionGroupConfig
+from rmqkit.protocol.schemas.lite import NotifyUnsubscribeLiteRequest
 from rmqkit.protocol.schemas.pull import ViewMessageRequest
 from rmqkit.protocol.schemas.topics import BrokerData, ClusterInfo, Permission, TopicConfig, TopicRequest, TopicRoute
 from rmqkit.proxy.backend import (
@@ -84,6 +85,7 @@ class RemoteBackend:
         self.at_once: BackendAtOnce | None = None
         router = Router()
         router.register(RequestCode.CHECK_TRANSACTION_STATE, self._check_back)
+        router.register(RequestCode.NOTIFY_UNSUBSCRIBE_LITE, self._unsubscribe_lite)
         self.tasks = Tasks()
         self._remoting = remoting(router, inner)
         self._calls = BrokerCalls(self._remoting, _CONFIG_TIMEOUT_MS)
@@ -96,6 +98,7 @@ class RemoteBackend:
         self._all = Cache(self._fetch_names, clock)
         self._masters: dict[str, str] = {}
         self._producers: dict[str, list[_RemotePeer]] = {}
+        self._consumers: dict[str, _RemotePeer] = {}
         self._turn = itertools.count()
         self.own: Peer = _RemotePeer(self, lambda command: None, lambda: None)
 
@@ -127,13 +130,12 @@ class RemoteBackend:
             return name if readable else None
         return readable[next(self._turn) % len(readable)]
 
-    async def message_at(self, broker: str, physical_offset: int) -> tuple[str, int, int]:
+    async def message_at(self, broker: str, physical_offset: int) -> Record | None:
         header = ViewMessageRequest(physical_offset)
         answer = await self.call(broker, request(RequestCode.VIEW_MESSAGE_BY_ID, header), ASK_TIMEOUT_MS)
         if answer.code != ResponseCode.SUCCESS:
-            return "", -1, -1
-        record = decode_record(answer.payload)
-        return record.topic, record.queue_id, record.queue_offset
+            return None
+        return decode_record(answer.payload)
 
     def join(self, on_request: OnRequest, on_close: Callable[[], None]) -> Peer:
         return _RemotePeer(self, on_request, on_close)
@@ -182,6 +184,16 @@ class RemoteBackend:
         if is_new:
             await self.heartbeat()
 
+    def consume(self, peer: _RemotePeer, client_id: str) -> None:
+        """Pass brokers' notices to a consumer by its id to a peer."""
+        peer.client_id = client_id
+        self._consumers[client_id] = peer
+
+    def forget_consumer(self, peer: _RemotePeer) -> None:
+        """Pass no more notices to a consumer."""
+        if self._consumers.get(peer.client_id) is peer:
+            del self._consumers[peer.client_id]
+
     def forget(self, peer: _RemotePeer) -> None:
         """Send no more check-backs to a client."""
         for topic in peer.topics:
@@ -216,6 +228,12 @@ class RemoteBackend:
             peers[next(self._turn) % len(peers)].on_request(command)
         else:
             _log.info("a half message of %s has no producer here", group)
+
+    def _unsubscribe_lite(self, connection: Connection, command: Command) -> None:
+        """Pass a broker's notice of a lite topic that another client has taken to the former subscriber."""
+        peer = self._consumers.get(decode_header_leniently(command, NotifyUnsubscribeLiteRequest).client_id)
+        if peer is not None:
+            peer.on_request(command)
 
     @staticmethod
     def _topic_of(command: Command) -> str:
@@ -321,6 +339,7 @@ class _RemotePeer:
         self._is_open = True
         self.on_request = on_request
         self.topics: set[str] = set()
+        self.client_id = ""
         self.user: str | None = None
 
     @property
@@ -344,16 +363,21 @@ class _RemotePeer:
             raise
 
     async def register(self, data: HeartbeatData, language: str, version: int) -> None:
+        if data.consumerDataSet:
+            self._backend.consume(self, data.clientID)
         await self._backend.produce(self, {producer.group_name for producer in data.producerDataSet})
 
     async def unregister(self, client_id: str, producer_group: str | None, consumer_group: str | None) -> None:
         if producer_group is not None:
             await self._backend.produce(self, self.topics - {producer_group})
+        if consumer_group is not None:
+            self._backend.forget_consumer(self)
 
     def close(self, reason: str = "") -> None:
         if self._is_open:
             self._is_open = False
             self._backend.forget(self)
+            self._backend.forget_consumer(self)
             self._on_close()
             self._on_close, self.on_request = _tell_nobody, _ask_nobody  # breaks a reference cycle
 

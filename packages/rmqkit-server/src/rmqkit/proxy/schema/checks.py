@@ -19,6 +19,7 @@ __all__ = [
     "INVISIBLE_MS_MAX",
     "REFUSED",
     "check_group",
+    "check_lite_topic",
     "check_messages",
     "check_sent",
     "check_topic",
@@ -57,8 +58,21 @@ RESERVED_AND_HIDDEN = _RESERVED
 """Property names that applications cannot set, and that are hidden in received messages."""
 
 # The reference accepts the added names. They change how a broker handles a record, so they are refused here.
-REFUSED = _RESERVED | {property_names.INNER_MULTI_DISPATCH, property_names.INNER_NUM, property_names.INNER_BASE}
+REFUSED = _RESERVED | {
+    property_names.INNER_MULTI_DISPATCH,
+    property_names.INNER_NUM,
+    property_names.INNER_BASE,
+    property_names.LITE_TOPIC,
+    property_names.LITE_EPOCH,
+}
 """Names that user properties of sent messages must not have."""
+
+HIDDEN_IN_LITE = RESERVED_AND_HIDDEN | {
+    property_names.INNER_MULTI_DISPATCH,
+    property_names.LITE_TOPIC,
+    property_names.LITE_EPOCH,
+}
+"""Property names that are hidden in received messages of lite topics. The reference shows the first two."""
 
 
 @lru_cache(maxsize=4096)
@@ -91,6 +105,14 @@ def check_group(group: str) -> str:
     if group.startswith(names.SYSTEM_GROUP_PREFIX):
         raise Refused(Code.ILLEGAL_CONSUMER_GROUP, "cannot use system consumer group")
     return group
+
+
+def check_lite_topic(lite_topic: str) -> str:
+    """Return the name of a lite topic if it is valid."""
+    fault = names.lite_topic_fault(lite_topic)
+    if fault is not None:
+        raise Refused(Code.ILLEGAL_LITE_TOPIC, fault)
+    return lite_topic
 
 
 def timestamp_ms(timestamp: Any, code: Code) -> int:
@@ -136,7 +158,7 @@ def _check_message(message: Any, now_ms: int) -> None:
     if system.HasField("priority") and system.priority < 0:
         raise Refused(Code.BAD_REQUEST, f"the priority of message is {system.priority}: it must not be negative")
     if system.lite_topic:
-        raise Refused(Code.NOT_IMPLEMENTED, names.NO_LITE_TOPICS)
+        check_lite_topic(system.lite_topic)
     if system.message_group:
         _check_text(system.message_group, "message group", Code.ILLEGAL_MESSAGE_GROUP)
         if _utf8_bytes((system.message_group,)) >= _GROUP_BYTES_MAX:

@@ -33,8 +33,9 @@ from rmqkit.protocol.ids import (
 from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.protocol.properties import decode_properties, java_hash
 from rmqkit.protocol.record import COMPRESSED, COMPRESSION_MASK, Record, host_text
+from rmqkit.protocol.schemas.lite import PopLiteMessageResponse
 from rmqkit.protocol.schemas.pop import PopMessageResponse
-from rmqkit.proxy.schema.checks import RESERVED_AND_HIDDEN, duration_ms, timestamp_ms
+from rmqkit.proxy.schema.checks import HIDDEN_IN_LITE, RESERVED_AND_HIDDEN, duration_ms, timestamp_ms
 from rmqkit.proxy.schema.messages import message_class
 from rmqkit.proxy.schema.status import Code, Refused
 
@@ -43,6 +44,8 @@ __all__ = [
     "Popped",
     "handles_of",
     "jump_hash",
+    "lite_handles_of",
+    "lite_offset",
     "message_of",
     "properties_of",
     "read_handle",
@@ -61,7 +64,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_HEAD_BYTES = 10
 _GZIP_END = struct.Struct("<II")
 _ZLIB_HEAD = b"\x78\x9c"
-_TYPES = {"NORMAL": 1, "FIFO": 2, "DELAY": 3, "TRANSACTION": 4, "PRIORITY": 6}
+_TYPES = {"NORMAL": 1, "FIFO": 2, "DELAY": 3, "TRANSACTION": 4, "LITE": 5, "PRIORITY": 6}
 TRANSACTION_TYPE = 4
 _DELAYS = (property_names.DELAY, property_names.TIMER_DELIVER_MS, "TIMER_DELAY_MS", "TIMER_DELAY_SEC")
 
@@ -88,6 +91,8 @@ def properties_of(message: Any, born_host: str) -> dict[str, str]:
         properties[property_names.SHARDING_KEY] = system.message_group
     if system.HasField("priority"):
         properties[property_names.PRIORITY] = str(system.priority)
+    if system.lite_topic:
+        properties[property_names.LITE_TOPIC] = system.lite_topic
     if system.trace_context:
         properties[TRACE_CONTEXT] = system.trace_context
     properties[_BORN_HOST] = system.born_host.strip() or born_host
@@ -107,11 +112,14 @@ def type_of(properties: Mapping[str, str]) -> str:
         return "DELAY"
     if property_names.SHARDING_KEY in properties:
         return "FIFO"
-    return "PRIORITY" if property_names.PRIORITY in properties else "NORMAL"
+    if property_names.PRIORITY in properties:
+        return "PRIORITY"
+    return "LITE" if property_names.LITE_TOPIC in properties else "NORMAL"
 
 
 def jump_hash(group: str, count: int) -> int:
-    """Return the index of a group's queue, below ``count`` (Guava's ``consistentHash`` of Java's ``hashCode``)."""
+    """Return the index, below ``count``, of the queue of a message group or a lite topic (Guava's ``consistentHash`` of
+    Java's ``hashCode``)."""
     assert count > 0, "the topic has a queue"
     # The mask extends the sign to 64 bits, like Java's conversion of an int to a long.
     state, candidate = java_hash(group) & 0xFFFFFFFFFFFFFFFF, 0
@@ -126,10 +134,14 @@ def jump_hash(group: str, count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A receipt handle: POP's handle and the record's log offset, -1 if the handle has none."""
+    """A receipt handle: POP's handle and the record's log offset, -1 if the handle has none.
+
+    ``lite_topic``: the lite topic of the message, or an empty text. The queue offset is the message's number there.
+    """
 
     pop: PopHandle
     physical_offset: int
+    lite_topic: str = ""
 
     @property
     def expires_ms(self) -> int:
@@ -145,6 +157,11 @@ class Handle:
     @property
     def text(self) -> str:
         """The text of the handle, as sent to clients."""
+        return f"{self.extra_info} {_LITE_MARK}{self.lite_topic}" if self.lite_topic else self.extra_info
+
+    @property
+    def extra_info(self) -> str:
+        """The text of the handle, as sent to brokers, which get the lite topic in a field of its own."""
         return f"{encode_pop_handle(self.pop)} {self.physical_offset}"
 
     def topic_of(self, topic: str, group: str) -> str:
@@ -154,6 +171,9 @@ class Handle:
 
 
 HANDLE_CHARACTERS_MAX = 512
+_LITE_MARK = "$"
+"""The first character of a handle's lite topic. No number begins with it, so older handles cannot be confused."""
+_LITE_WORDS = 10
 
 
 def read_handle(text: str) -> Handle:
@@ -162,7 +182,11 @@ def read_handle(text: str) -> Handle:
         if len(text) > HANDLE_CHARACTERS_MAX:
             raise HeaderError(f"a receipt handle of {len(text)} characters")
         pop = decode_pop_handle(text)
-        words = text.split(" ")
+        words, lite_topic = text.split(" "), ""
+        if len(words) == _LITE_WORDS and words[-1].startswith(_LITE_MARK):
+            lite_topic = words.pop()[1:]
+            if (fault := names.lite_topic_fault(lite_topic)) is not None:
+                raise HeaderError(f"receipt handle with lite topic {lite_topic!r}: {fault}")
         # Ten words: local proxies of 5.4.0 add a 0 before the physical offset.
         physical_offset = int(words[-1]) if len(words) in (9, 10) else -1
         if pop.queue_offset is None or len(words) > 10:
@@ -173,7 +197,7 @@ def read_handle(text: str) -> Handle:
             raise HeaderError("receipt handle with a place beyond the log")
     except (HeaderError, ValueError) as error:
         raise Refused(Code.INVALID_RECEIPT_HANDLE, str(error)) from None
-    return Handle(pop, physical_offset)
+    return Handle(pop, physical_offset, lite_topic)
 
 
 @dataclass(slots=True)
@@ -217,6 +241,44 @@ def handles_of(records: Sequence[Record], header: PopMessageResponse, broker_nam
     return popped
 
 
+def lite_handles_of(
+    records: Sequence[Record], header: PopLiteMessageResponse, parent: str, broker_name: str
+) -> list[Popped]:
+    """Return the messages of a lite pop's answer with their handles. Raises HeaderError: the answer is not valid."""
+    counts = (header.order_count_info or "").split(";")
+    popped = []
+    for place, record in enumerate(records):
+        properties = decode_properties(record.properties)
+        lite_topic = properties.get(property_names.LITE_TOPIC, "")
+        offset = lite_offset(parent, properties)
+        if offset is None:
+            raise HeaderError(f"message {record.physical_offset} of lite pop of topic {parent} is in no lite topic")
+        handle = PopHandle(
+            check_point_offset=offset,
+            pop_time=header.pop_time,
+            invisible_time=header.invisible_time,
+            revive_queue_id=header.revive_qid,
+            retry=NORMAL_TOPIC,
+            broker_name=broker_name,
+            queue_id=0,
+            queue_offset=offset,
+        )
+        count = counts[place] if place < len(counts) else ""
+        deliveries = int(count) + 1 if count.isdecimal() else 1
+        popped.append(Popped(record, properties, Handle(handle, record.physical_offset, lite_topic), deliveries))
+    return popped
+
+
+def lite_offset(parent: str, properties: Mapping[str, str]) -> int | None:
+    """Return the number of a message in its lite topic; None if it is in no lite topic."""
+    light = names.lite_queue(parent, properties.get(property_names.LITE_TOPIC, ""))
+    lights = properties.get(property_names.INNER_MULTI_DISPATCH, "").split(",")
+    offsets = properties.get(property_names.INNER_MULTI_QUEUE_OFFSET, "").split(",")
+    if light not in lights or len(lights) != len(offsets) or not (text := offsets[lights.index(light)]).isdecimal():
+        return None
+    return int(text)
+
+
 def _retry_mark(topic: str) -> str:
     if not topic.startswith(RETRY_PREFIX):
         return NORMAL_TOPIC
@@ -231,8 +293,10 @@ def message_of(
     handle: str | None = None,
     deliveries: int = 1,
     body_bytes_max: int = DELIVERED_BYTES_MAX,
+    queue_offset: int | None = None,
 ) -> Any:
     """Convert a stored record to the message for a client. ``topic``: the topic in the client's request.
+    ``queue_offset``: the message's number in its lite topic; None for its offset in the queue.
 
     A compressed body is decompressed. Exceptions are gzip bodies, which clients can decompress, and bodies that would
     have more than ``body_bytes_max`` bytes.
@@ -243,14 +307,13 @@ def message_of(
         message.topic.resource_namespace, message.topic.name = namespace, name
     else:
         message.topic.name = topic
-    message.user_properties.update(
-        {name: value for name, value in properties.items() if name not in RESERVED_AND_HIDDEN}
-    )
+    lite_topic = properties.get(property_names.LITE_TOPIC)
+    hidden = HIDDEN_IN_LITE if lite_topic else RESERVED_AND_HIDDEN
+    message.user_properties.update({name: value for name, value in properties.items() if name not in hidden})
     body, encoding = _body(record, body_bytes_max)
     message.body = body
     system = message.system_properties
-    tag = properties.get(property_names.TAGS)
-    if tag:
+    if tag := properties.get(property_names.TAGS):
         system.tag = tag
     system.keys.extend([key for key in properties.get(property_names.KEYS, "").split(" ") if key])
     system.message_id = properties.get(property_names.UNIQ_KEY) or offset_id(record.store_host, record.physical_offset)
@@ -268,13 +331,13 @@ def message_of(
     if handle is not None:
         system.receipt_handle = handle
     system.queue_id = record.queue_id
-    system.queue_offset = record.queue_offset
+    system.queue_offset = record.queue_offset if queue_offset is None else queue_offset
+    if lite_topic:
+        system.lite_topic = lite_topic
     system.delivery_attempt = deliveries
-    group = properties.get(property_names.SHARDING_KEY)
-    if group:
+    if group := properties.get(property_names.SHARDING_KEY):
         system.message_group = group
-    trace_context = properties.get(TRACE_CONTEXT)
-    if trace_context:
+    if trace_context := properties.get(TRACE_CONTEXT):
         system.trace_context = trace_context
     priority = properties.get(property_names.PRIORITY, "")
     if priority.isdecimal() and len(priority) < 10:

@@ -21,6 +21,7 @@ from rmqkit.proxy.remote.remote_backend import HEARTBEAT_SECONDS, RemoteBackend
 from rmqkit.proxy.remote.remoting_port import RemotingPort
 from rmqkit.proxy.remote.users import ProxyUserSettings
 from rmqkit.proxy.service.endpoint import Endpoint
+from rmqkit.proxy.service.lite_subscriptions import LiteLimits
 from rmqkit.proxy.transport.grpc_call import GrpcService
 from rmqkit.remoting.address import AdminAddresses, advertised_ip, join_address
 from rmqkit.remoting.client import RemotingClient
@@ -59,6 +60,23 @@ class ProxySettings(ConnectionSettings, kw_only=True):
         int, Setting("grpcServerPort", "gRPC port for the 5.x SDKs; 0 means a free port", low=0, high=65535)
     ] = 8081
     grpc_calls_max: Annotated[int, GRPC_CALLS] = GRPC_CALLS_MAX
+    lite_renewed_max: Annotated[
+        int,
+        Setting(
+            "maxLiteRenewNumPerChannel",
+            "unacknowledged messages of a lite consumer, above which it gets no more until it acknowledges some",
+            low=1,
+            high=100_000,
+        ),
+    ] = 100
+    lite_adds_per_second_max: Annotated[
+        int,
+        Setting(
+            "maxSyncLiteSubscriptionRate",
+            "requests in a second to subscribe to more lite topics, from all clients together",
+            low=1,
+        ),
+    ] = 5000
     remoting_port: Annotated[
         int,
         Setting(
@@ -167,7 +185,8 @@ class Proxy:
             servers = [server]
             if settings.remoting_port >= 0:
                 servers.append(await self._listen_to_remoting(backend, limits))
-            endpoint = Endpoint(backend, self._clock, port=port)
+            lite_limits = LiteLimits(settings.lite_renewed_max, settings.lite_adds_per_second_max)
+            endpoint = Endpoint(backend, self._clock, port=port, lite_limits=lite_limits)
             endpoint.start()
             beating = repeat(backend.heartbeat, name="heartbeat", seconds=HEARTBEAT_SECONDS, end=self._stopping)
             heartbeats = asyncio.create_task(beating, name="heartbeat")

@@ -148,8 +148,8 @@ UNUSED = (
         "detectInterval=2000 detectTimeout=200 sendLatencyEnable=false startDetectorEnable=false",
     ),
     Unused(
-        "lite topics are not supported",
-        "maxLiteRenewNumPerChannel=100 maxLiteTopicSize=64 maxSyncLiteSubscriptionRate=5000",
+        "names of lite topics have at most 64 bytes at every broker",
+        "maxLiteTopicSize=64",
     ),
     Unused("acks of one call are always sent together", "enableBatchAck=false"),
     Unused(

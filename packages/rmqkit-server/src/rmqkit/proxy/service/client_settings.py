@@ -12,15 +12,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rmqkit.protocol.codes import CURRENT_VERSION, LANGUAGES, version_number
-from rmqkit.protocol.names import NO_LITE_TOPICS
+from rmqkit.protocol.names import LITE_TOPIC_BYTES_MAX
 from rmqkit.protocol.schemas.groups import CustomizedRetryPolicy, ExponentialRetryPolicy, SubscriptionGroupConfig
 from rmqkit.proxy.schema.checks import BODY_BYTES_MAX, check_group, check_topic, sql_or_tags
 from rmqkit.proxy.schema.messages import message_class
 from rmqkit.proxy.schema.status import Code, Refused
 
-__all__ = ["PUSH_CONSUMER", "SIMPLE_CONSUMER", "check_settings", "language_of", "merge", "retry_waits_ms", "version_of"]
+__all__ = [
+    "CONSUMERS",
+    "LITE_CONSUMERS",
+    "PUSH_CONSUMER",
+    "SIMPLE_CONSUMER",
+    "check_settings",
+    "language_of",
+    "merge",
+    "mode_fault",
+    "retry_waits_ms",
+    "version_of",
+]
 
 PUSH_CONSUMER, SIMPLE_CONSUMER = 2, 3
+LITE_CONSUMERS = frozenset((5, 6))
+"""LITE_PUSH_CONSUMER and LITE_SIMPLE_CONSUMER."""
+CONSUMERS = frozenset((PUSH_CONSUMER, SIMPLE_CONSUMER)) | LITE_CONSUMERS
+"""The client types of consumers that are served."""
 SETTINGS_BYTES_MAX = 64 << 10
 SUBSCRIPTIONS_MAX = 1000
 _PRODUCER_TRIES = 3
@@ -29,6 +44,7 @@ _BATCH_SIZE = 32
 _POLLING_SECONDS = 20
 _EXPONENTIAL = "EXPONENTIAL"
 _TRIES_TOLD_MAX = 64
+_INT32_MAX = (1 << 31) - 1
 
 _PROPERTIES_MAX, _PROPERTIES_BYTES_MAX = 32, 4096
 _KEY_CHARS_MAX, _VALUE_CHARS_MAX = 64, 256
@@ -83,11 +99,16 @@ def check_settings(settings: Any) -> None:
         raise Refused(Code.BAD_REQUEST, f"settings with more than {SUBSCRIPTIONS_MAX} subscriptions")
     for entry in settings.subscription.subscriptions:
         sql_or_tags(entry.expression)
-    if settings.client_type not in (PUSH_CONSUMER, SIMPLE_CONSUMER):
+    if settings.client_type not in CONSUMERS:
         name = _client_type_name(settings.client_type)
-        if name.startswith("LITE_"):
-            raise Refused(Code.INTERNAL_SERVER_ERROR, f"client type is {name}: {NO_LITE_TOPICS}")
         raise Refused(Code.INTERNAL_SERVER_ERROR, f"Client type is not consumer, type: {name}")
+
+
+def mode_fault(client_type: int, group: str, config: SubscriptionGroupConfig) -> str | None:
+    """Return the reason why a group does not serve consumers of a type, or None. Source: lite.md §6."""
+    if config.lite_parent is not None:
+        return None if client_type in LITE_CONSUMERS else f"lite group must use LITE mode: {group}"
+    return f"regular group cannot use LITE mode: {group}" if client_type in LITE_CONSUMERS else None
 
 
 def _check_properties(properties: Mapping[str, str]) -> None:
@@ -152,6 +173,9 @@ def _merge_consumer(settings: Any, config: SubscriptionGroupConfig) -> None:
         for wait_ms in retry_waits_ms(config):
             customized.next.add().FromMilliseconds(wait_ms)
     wanted = settings.subscription
-    wanted.fifo = config.consume_message_orderly
+    wanted.fifo = config.consume_message_orderly and settings.client_type not in LITE_CONSUMERS
     wanted.receive_batch_size = _BATCH_SIZE
     wanted.long_polling_timeout.FromSeconds(_POLLING_SECONDS)
+    # The reference sends the limits of lite topics to all consumers.
+    wanted.lite_subscription_quota = min(config.lite_quota, _INT32_MAX)
+    wanted.max_lite_topic_size = LITE_TOPIC_BYTES_MAX

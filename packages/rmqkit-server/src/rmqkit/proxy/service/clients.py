@@ -41,9 +41,9 @@ from rmqkit.proxy.backend import Backend, OnRequest, Peer
 from rmqkit.proxy.local import Answered
 from rmqkit.proxy.schema.checks import sql_or_tags
 from rmqkit.proxy.schema.status import Code, Refused
-from rmqkit.proxy.service.client_settings import PUSH_CONSUMER, SIMPLE_CONSUMER
+from rmqkit.proxy.service.client_settings import LITE_CONSUMERS, PUSH_CONSUMER, SIMPLE_CONSUMER
 
-__all__ = ["AnswerWith", "Call", "CallEnded", "Client", "Clients", "Stream"]
+__all__ = ["AnswerWith", "Call", "CallEnded", "Client", "Clients", "LiteSet", "Stream"]
 
 CLIENT_SILENT_MS_MAX = 120_000.0
 CLIENTS_MAX = 50_000
@@ -116,6 +116,25 @@ class Stream:
         self._arrived.set()
 
 
+class LiteSet:
+    """The lite topics of a lite consumer, below one parent topic. ``names`` is stored as one text: a tenth of a set."""
+
+    __slots__ = ("_text", "group", "topic")
+
+    def __init__(self, topic: str, group: str) -> None:
+        self.topic = topic
+        self.group = group
+        self._text = ""
+
+    @property
+    def names(self) -> set[str]:
+        return set(self._text.split(",")) if self._text else set()
+
+    @names.setter
+    def names(self, names: set[str]) -> None:
+        self._text = ",".join(sorted(names))
+
+
 class Client:
     """One client.
 
@@ -126,6 +145,8 @@ class Client:
         stream: the newest Telemetry stream on which settings were accepted, or None.
         producers: the topics for which the client is registered as a producer.
         group: the consumer group in which the client is registered, or None.
+        lite: the lite topics of a lite consumer, or None.
+        lite_order: held while a change of ``lite`` is sent to brokers.
         calls: number of active calls.
         seen_ms: monotonic time of the last call.
     """
@@ -141,6 +162,8 @@ class Client:
         self.version = CURRENT_VERSION
         self.producers: set[str] = set()
         self.group: str | None = None
+        self.lite: LiteSet | None = None
+        self.lite_order = asyncio.Lock()
         self.calls = 0
         self.seen_ms = 0.0
         self.peer: Peer | None = None
@@ -167,6 +190,11 @@ class Client:
     def is_online(self) -> bool:
         """Return True if brokers know the client as a member of its group."""
         return self.peer is not None and self.peer.is_open and self.group is not None
+
+    @property
+    def is_lite(self) -> bool:
+        """Return True if the client consumes lite topics."""
+        return self.settings is not None and self.settings.client_type in LITE_CONSUMERS
 
     @property
     def is_fifo(self) -> bool:

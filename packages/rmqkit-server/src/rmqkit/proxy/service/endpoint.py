@@ -35,15 +35,16 @@ from typing import Any
 from rmqkit.clock import Clock
 from rmqkit.errors import ConnectionLost, RmqError
 from rmqkit.protocol.command import Command
-from rmqkit.protocol.names import NO_LITE_TOPICS
-from rmqkit.proxy.backend import Backend
+from rmqkit.proxy.backend import Backend, Wanted
 from rmqkit.proxy.local import Answered
 from rmqkit.proxy.schema.messages import DecodeError, Method, message_class, methods
 from rmqkit.proxy.schema.status import Code, Refused, name_of, refusal_of, status
+from rmqkit.proxy.service.client_settings import LITE_CONSUMERS
 from rmqkit.proxy.service.clients import CLIENT_SILENT_MS_MAX, AnswerWith, Call, CallEnded, Client, Clients, Stream
+from rmqkit.proxy.service.lite_subscriptions import LiteLimits, LiteSubscriptions
 from rmqkit.proxy.service.receipt_handles import ROUND_SECONDS
 from rmqkit.proxy.service.receiving import Receiving, Write, WriteFramed
-from rmqkit.proxy.service.rights import wanted_by, wanted_of
+from rmqkit.proxy.service.rights import wanted_by, wanted_of, wanted_topic
 from rmqkit.proxy.service.routes import Routes
 from rmqkit.proxy.service.sending import Sending
 from rmqkit.proxy.service.telemetry import Telemetry
@@ -85,6 +86,7 @@ class Endpoint:
     Args:
         backend: the brokers.
         port: the endpoint's port, for answers to clients that send the endpoint's address without a port.
+        lite_limits: the limits of lite consumers.
 
     Attributes:
         sending, receiving: handle the calls of producers and of consumers.
@@ -92,7 +94,7 @@ class Endpoint:
         answered: number of answered calls, by method and code; None without metrics.
     """
 
-    def __init__(self, backend: Backend, clock: Clock, *, port: int) -> None:
+    def __init__(self, backend: Backend, clock: Clock, *, port: int, lite_limits: LiteLimits | None = None) -> None:
         self._backend = backend
         self._clock = clock
         self._tasks = Tasks()
@@ -102,9 +104,10 @@ class Endpoint:
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.receiving = receiving = Receiving(backend, clock)
+        self._lite = lite = LiteSubscriptions(backend, clock, lite_limits or LiteLimits())
+        self.receiving = receiving = Receiving(backend, lite, clock)
         self.sending = sending = Sending(backend, clock)
-        self._telemetry = telemetry = Telemetry(backend, sending, self._tasks)
+        self._telemetry = telemetry = Telemetry(backend, sending, lite, self._tasks)
         self.clients = Clients(backend, clock, telemetry.on_request, self._gone)
         routes = Routes(backend, port)
         self._at_once: dict[str, _AtOnce] = {}
@@ -122,7 +125,7 @@ class Endpoint:
             "ForwardMessageToDeadLetterQueue": lambda call, client, asked: receiving.forward(client, asked),
             "Heartbeat": telemetry.heartbeat,
             "NotifyClientTermination": lambda call, client, asked: telemetry.terminate(client, asked),
-            "SyncLiteSubscription": _refuse_lite,
+            "SyncLiteSubscription": lambda call, client, asked: lite.sync(client, asked),
         }
 
     def start(self) -> None:
@@ -273,6 +276,8 @@ class Endpoint:
             # Do not remove a newer stream that the client has opened meanwhile.
             if client is not None and client.stream is stream:
                 client.stream = None
+                if client.lite is not None and not self.stopping.is_set():
+                    self._tasks.start(self._lite.remove(client), f"removal of lite consumer {client.id}")
 
     @property
     def held_messages(self) -> int:
@@ -304,8 +309,21 @@ class Endpoint:
             if name == "NotifyClientTermination" and client is not None:
                 # The call removes the client from its own group and topics, even if the request names other groups.
                 wanted += wanted_of(client.group, client.producers)
+            wanted += await self._wanted_parent(name, asked)
             await backend.authorize(user, wanted, (call.peername[0],))
         return user
+
+    async def _wanted_parent(self, name: str, asked: Any) -> list[Wanted]:
+        """Return the right to the parent topic that Telemetry and Heartbeat of a lite consumer need. The reference
+        requires only the group."""
+        if name == "Heartbeat":
+            client_type, group = asked.client_type, asked.group.name
+        elif name == "Telemetry" and asked.HasField("settings"):
+            client_type, group = asked.settings.client_type, asked.settings.subscription.group.name
+        else:
+            return []
+        config = await self._backend.group(group) if client_type in LITE_CONSUMERS else None
+        return [] if config is None or config.lite_parent is None else wanted_topic(config.lite_parent)
 
     def _client_of(self, call: Call, user: str | None) -> Client:
         """Return the client of a call. Raises Refused."""
@@ -358,11 +376,6 @@ async def _heard(commands: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield first
     async for command in commands:
         yield command
-
-
-async def _refuse_lite(call: Call, client: Client, asked: Any) -> Any:
-    """Refuse SyncLiteSubscription with a reason. UNIMPLEMENTED would contain no reason."""
-    raise Refused(Code.NOT_IMPLEMENTED, NO_LITE_TOPICS)
 
 
 def _failed(name: str, call: Call, error: Exception) -> Refused:

@@ -84,6 +84,10 @@ class Renewals:
     def __len__(self) -> int:
         return self._count
 
+    def count_of(self, client_id: str) -> int:
+        """Return the number of messages that a client holds."""
+        return len(self._held.get(client_id, _NOTHING))
+
     def add(self, client_id: str, group: str, topic: str, message_id: str, handle: Handle) -> None:
         """Store a message that a client holds. Above the limits per client and in total, the message is not renewed."""
         self.add_texts(client_id, topic, [(_key(group, message_id, handle), handle)], handle.expires_ms)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,9 +28,11 @@ from rmqkit.protocol.command import Command, decode_header, request
 from rmqkit.protocol.core import GrpcAck
 from rmqkit.protocol.ids import NORMAL_TOPIC
 from rmqkit.protocol.message import records_of
-from rmqkit.protocol.record import COMPRESSED
+from rmqkit.protocol.properties import decode_properties
+from rmqkit.protocol.record import COMPRESSED, Record
 from rmqkit.protocol.schemas.clients import SubscriptionData
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.lite import PopLiteMessageRequest, PopLiteMessageResponse
 from rmqkit.protocol.schemas.pop import (
     AckMessageRequest,
     ChangeInvisibleTimeRequest,
@@ -44,15 +46,26 @@ from rmqkit.proxy.schema.checks import (
     INVISIBLE_MS_MAX,
     RESERVED_AND_HIDDEN,
     check_group,
+    check_lite_topic,
     check_topic,
     duration_ms,
     sql_or_tags,
 )
 from rmqkit.proxy.schema.messages import message_class
-from rmqkit.proxy.schema.records import DELIVERED_BYTES_MAX, Handle, Popped, handles_of, message_of, read_handle
+from rmqkit.proxy.schema.records import (
+    DELIVERED_BYTES_MAX,
+    Handle,
+    Popped,
+    handles_of,
+    lite_handles_of,
+    lite_offset,
+    message_of,
+    read_handle,
+)
 from rmqkit.proxy.schema.status import OK, Code, Refused, acked_answer, code_of_broker, refusal_of, status
 from rmqkit.proxy.service.client_settings import retry_waits_ms
 from rmqkit.proxy.service.clients import AnswerWith, Call, Client
+from rmqkit.proxy.service.lite_subscriptions import LiteSubscriptions
 from rmqkit.proxy.service.receipt_handles import Renewals
 from rmqkit.remoting.tasks import Tasks
 
@@ -68,6 +81,7 @@ _SETTINGS_WAIT_SECONDS = 1.0
 _FROM_MAX = 1
 _TAGS = "TAG"
 _ENTRIES_MAX = 10_000
+_LITE_MARK = property_names.LITE_TOPIC.encode()
 _INT64_MAX = (1 << 63) - 1
 _SLICE = 128
 """Number of entries of a call after which it yields to other tasks."""
@@ -91,7 +105,8 @@ WriteFramed = Callable[[list[bytes]], Awaitable[int]]
 
 @dataclass(slots=True)
 class _Receive:
-    """A receive request that passed the checks; times in ms."""
+    """A receive request that passed the checks; times in ms. ``is_lite``: a lite consumer receives from its lite
+    topics."""
 
     group: str
     topic: str
@@ -104,13 +119,15 @@ class _Receive:
     tries_max: int
     renews: bool
     message_topic: str
+    is_lite: bool
 
 
 class Receiving:
     """Pops, acks, and changes of invisible times."""
 
-    def __init__(self, backend: Backend, clock: Clock) -> None:
+    def __init__(self, backend: Backend, lite: LiteSubscriptions, clock: Clock) -> None:
         self._backend = backend
+        self._lite = lite
         self._clock = clock
         # The times in handles are from the broker's clock for pops, which also never moves backwards.
         self._handle_clock = SteadyClock(clock)
@@ -136,6 +153,21 @@ class Receiving:
     async def receive(self, call: Call, client: Client, asked: Any, write: Write, write_framed: WriteFramed) -> None:
         """Answer a receive. Raises Refused: the request is not valid, or there is no message."""
         wanted = await self._checked(call, client, asked)
+        if wanted.is_lite:
+            answer = await self._pop_lite(client, wanted, asked.attempt_id or None)
+        else:
+            answer = await self._wait(client, wanted, self._pop_request(client, wanted, asked.attempt_id or None))
+        match answer.code:
+            case ResponseCode.SUCCESS:
+                await self._deliver(client, wanted, answer, write, write_framed)
+            case ResponseCode.POLLING_TIMEOUT | ResponseCode.PULL_NOT_FOUND:
+                raise Refused(Code.MESSAGE_NOT_FOUND, "no new message")
+            case ResponseCode.POLLING_FULL:
+                raise Refused(Code.TOO_MANY_REQUESTS, "polling full")
+            case code:
+                raise Refused(code_of_broker(code), answer.remark or f"the broker answered with code {code}")
+
+    def _pop_request(self, client: Client, wanted: _Receive, attempt_id: str | None) -> Command:
         header = PopMessageRequest(
             consumer_group=wanted.group,
             topic=wanted.topic,
@@ -148,33 +180,49 @@ class Receiving:
             exp_type=wanted.filter_type,
             exp=wanted.filter_text,
             order=client.is_fifo,
-            attempt_id=asked.attempt_id or None,
+            attempt_id=attempt_id,
         )
+        return request(RequestCode.POP_MESSAGE, header)
+
+    async def _pop_lite(self, client: Client, wanted: _Receive, attempt_id: str | None) -> Command:
+        """Return the answer to a pop of a client's lite topics. A broker that has restarted gets the client's lite
+        topics first."""
+        header = PopLiteMessageRequest(
+            client_id=client.id,
+            consumer_group=wanted.group,
+            topic=wanted.topic,
+            max_msg_num=wanted.count,
+            invisible_time=wanted.invisible_ms,
+            poll_time=wanted.poll_ms,
+            born_time=self._clock.now_ms(),
+            attempt_id=attempt_id,
+            resync=client.lite is not None or None,
+        )
+        answer = await self._wait(client, wanted, request(RequestCode.POP_LITE_MESSAGE, header))
+        if answer.code == ResponseCode.ILLEGAL_OPERATION and header.resync:
+            await self._lite.restore(client, wanted.broker)
+            header.resync, header.born_time = None, self._clock.now_ms()
+            answer = await self._wait(client, wanted, request(RequestCode.POP_LITE_MESSAGE, header))
+        return answer
+
+    async def _wait(self, client: Client, wanted: _Receive, command: Command) -> Command:
         assert client.peer is not None, "the client of a call has a peer"
-        peer, command = client.peer, request(RequestCode.POP_MESSAGE, header)
-        answer = await peer.wait(
-            wanted.broker, command, wanted.poll_ms + _POLL_MS_MIN, lambda late: self._unclaimed(wanted, late)
-        )
-        match answer.code:
-            case ResponseCode.SUCCESS:
-                await self._deliver(client, wanted, answer, write, write_framed)
-            case ResponseCode.POLLING_TIMEOUT | ResponseCode.PULL_NOT_FOUND:
-                raise Refused(Code.MESSAGE_NOT_FOUND, "no new message")
-            case ResponseCode.POLLING_FULL:
-                raise Refused(Code.TOO_MANY_REQUESTS, "polling full")
-            case code:
-                raise Refused(code_of_broker(code), answer.remark or f"the broker answered with code {code}")
+        timeout_ms = wanted.poll_ms + _POLL_MS_MIN
+        return await client.peer.wait(wanted.broker, command, timeout_ms, lambda late: self._unclaimed(wanted, late))
 
     async def _checked(self, call: Call, client: Client, asked: Any) -> _Receive:
         """Check a receive, in the reference's order."""
         if client.settings is None and not asked.auto_renew:
             # The SimpleConsumer of the Python SDK sends this call before its settings can arrive.
             await client.wait_for_settings(_SETTINGS_WAIT_SECONDS)
+        if client.is_lite:
+            self._check_lite(client)
         poll_ms = self._poll_ms(call, client, asked)
         topic = check_topic(asked.message_queue.topic.name)
         group = check_group(asked.group.name)
         invisible_ms = _RENEWED_MS if asked.auto_renew else _invisible_ms(asked)
-        filter_type, filter_text = sql_or_tags(asked.filter_expression)
+        # Lite consumers have no filter.
+        filter_type, filter_text = (_TAGS, "*") if client.is_lite else sql_or_tags(asked.filter_expression)
         route = await self._backend.route(topic)
         if route is None:
             raise Refused(Code.TOPIC_NOT_FOUND, no_route(topic))
@@ -182,6 +230,8 @@ class Receiving:
         if broker is None:
             raise Refused(Code.FORBIDDEN, "no readable queue")
         config = await self._backend.group(group) or SubscriptionGroupConfig()
+        if client.settings is None and config.lite_parent is not None:
+            raise Refused(Code.BAD_REQUEST, "client settings not found")
         return _Receive(
             group,
             topic,
@@ -194,7 +244,16 @@ class Receiving:
             config.retry_max_times + 1,
             asked.auto_renew,
             topic,
+            client.is_lite,
         )
+
+    def _check_lite(self, client: Client) -> None:
+        if client.stream is None:
+            raise Refused(Code.BAD_REQUEST, f"The client [{client.id}] is disconnected.")
+        count = self.renewals.count_of(client.id)
+        if count > self._lite.limits.renewed_max:
+            text = f"The client [{client.id}] has too many unacked messages. Unacked count: {count}"
+            raise Refused(Code.FORBIDDEN, text)
 
     @staticmethod
     def _poll_ms(call: Call, client: Client, asked: Any) -> int:
@@ -227,7 +286,7 @@ class Receiving:
         header = decode_header(answer, PopMessageResponse)
         if (rows := self._encoded(wanted, answer, header)) is not None:
             return await self._deliver_encoded(client, wanted, header, rows, write, write_framed)
-        left = handles_of(list(records_of(answer.payload)), header, wanted.broker)
+        left = _popped(wanted, answer)
         try:
             left = await self._kept(client, wanted, left)
             if not left:
@@ -251,11 +310,15 @@ class Receiving:
         self, wanted: _Receive, answer: Command, header: PopMessageResponse
     ) -> list[tuple[bytes, str, str, int, int]] | None:
         """Return the popped messages as encoded by the compiled core, or None if the core cannot encode them."""
-        if self._plain is None or header.order_count_info:
+        if self._plain is None or header.order_count_info or wanted.is_lite:
+            return None
+        payload = bytes(answer.payload)
+        # The core does not know lite topics. Their dead letters, and their parents, are consumed by regular groups.
+        if _LITE_MARK in payload:
             return None
         by_tags = _tags_of(wanted)
         return self._plain.encode(
-            bytes(answer.payload),
+            payload,
             wanted.topic,
             wanted.broker,
             f"{header.pop_time} {header.invisible_time} {header.revive_qid}",
@@ -306,9 +369,7 @@ class Receiving:
     def _unclaimed(self, wanted: _Receive, answer: Command) -> None:
         """Release the messages that were popped for a cancelled receive, for redelivery soon."""
         if answer.code == ResponseCode.SUCCESS:
-            header = decode_header(answer, PopMessageResponse)
-            popped = handles_of(list(records_of(answer.payload)), header, wanted.broker)
-            self._give_back_soon(wanted, [one.handle for one in popped])
+            self._give_back_soon(wanted, [one.handle for one in _popped(wanted, answer)])
 
     def _give_back_soon(self, wanted: _Receive, handles: Sequence[Handle]) -> None:
         self._returning.start(self._give_back(wanted, handles), f"return of messages of {wanted.topic}")
@@ -364,7 +425,7 @@ class Receiving:
     async def _ack_entry(self, client: Client, topic: str, group: str, entry: Any) -> Any:
         assert client.peer is not None, "the client of a call has a peer"
         try:
-            handle = await self._known(entry.receipt_handle)
+            handle = await self._known(entry.receipt_handle, entry.lite_topic)
             handle = await self.renewals.take(client.id, group, entry.message_id, handle)
             self._check_live(handle)
             await self._ack(client.peer, group, topic, handle)
@@ -374,7 +435,7 @@ class Receiving:
         return OK
 
     async def _ack(self, peer: Peer, group: str, topic: str, handle: Handle) -> None:
-        answer = await peer.ask(handle.pop.broker_name, _ack_request(group, topic, handle, handle.text))
+        answer = await peer.ask(handle.pop.broker_name, _ack_request(group, topic, handle))
         if answer.code != ResponseCode.SUCCESS:
             raise _not_acked(answer)
 
@@ -387,7 +448,7 @@ class Receiving:
             raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisibleTime is too small. min is 0")
         if invisible_ms > INVISIBLE_MS_MAX:
             raise Refused(Code.ILLEGAL_INVISIBLE_TIME, f"the invisibleTime is too large. max is {INVISIBLE_MS_MAX}")
-        handle = await self._known(asked.receipt_handle)
+        handle = await self._known(asked.receipt_handle, asked.lite_topic)
         # Stop the renewal: push consumers send this request after a handler failed, to have the message redelivered.
         handle = await self.renewals.take(client.id, group, asked.message_id, handle)
         self._check_live(handle)
@@ -411,14 +472,17 @@ class Receiving:
             consumer_group=group,
             topic=handle.topic_of(topic, group),
             queue_id=handle.pop.queue_id,
-            extra_info=handle.text,
+            extra_info=handle.extra_info,
             offset=handle.offset,
             invisible_time=invisible_ms,
             suspend=suspend or None,
+            lite_topic=handle.lite_topic or None,
         )
         answer = await peer.ask(handle.pop.broker_name, request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header))
         _expect(answer, "change invisible time failed")
         renewed = decode_header(answer, ChangeInvisibleTimeResponse)
+        if handle.lite_topic and not renewed.pop_time:
+            return handle  # the message was acked or redelivered meanwhile
         pop = structs.replace(
             handle.pop,
             check_point_offset=handle.offset,
@@ -426,13 +490,13 @@ class Receiving:
             invisible_time=renewed.invisible_time,
             revive_queue_id=renewed.revive_qid,
         )
-        return Handle(pop, handle.physical_offset)
+        return replace(handle, pop=pop)
 
     # -- ForwardMessageToDeadLetterQueue
 
     async def forward(self, client: Client, asked: Any) -> Any:
         topic, group = check_topic(asked.topic.name), check_group(asked.group.name)
-        handle = await self._known(asked.receipt_handle)
+        handle = await self._known(asked.receipt_handle, asked.lite_topic)
         if handle.physical_offset < 0:
             raise Refused(Code.INVALID_RECEIPT_HANDLE, "commit log offset is empty")
         handle = await self.renewals.take(client.id, group, asked.message_id, handle)
@@ -444,8 +508,8 @@ class Receiving:
         """Move a message to the group's dead letters, and ack it."""
         # Clients can invent handles. Without this check a client could move any message of the log to the dead letters
         # of its own group, even from a topic that it must not read.
-        lies_at = await self._backend.message_at(handle.pop.broker_name, handle.physical_offset)
-        if lies_at != (handle.topic_of(topic, group), handle.pop.queue_id, handle.offset):
+        record = await self._backend.message_at(handle.pop.broker_name, handle.physical_offset)
+        if record is None or not _is_of(handle, record, handle.topic_of(topic, group)):
             raise Refused(Code.INVALID_RECEIPT_HANDLE, "the handle names a place in the log of another message")
         header = ConsumerSendBackRequest(
             offset=handle.physical_offset,
@@ -460,8 +524,15 @@ class Receiving:
 
     # -- inside
 
-    async def _known(self, text: str) -> Handle:
+    async def _known(self, text: str, lite_topic: str) -> Handle:
+        """Return the handle of a request. ``lite_topic``: from the request; handles of this endpoint contain it, too.
+        Raises Refused: the handle is not valid."""
         handle = read_handle(text)
+        if lite_topic and handle.lite_topic not in ("", lite_topic):
+            text = f"the message of the handle is in lite topic {handle.lite_topic}, not in {lite_topic}"
+            raise Refused(Code.INVALID_RECEIPT_HANDLE, text)
+        if lite_topic and not handle.lite_topic:  # a handle of Apache's proxy
+            handle = replace(handle, lite_topic=check_lite_topic(lite_topic))
         if not await self._backend.has_broker(handle.pop.broker_name):
             raise Refused(Code.INVALID_RECEIPT_HANDLE, f"cannot find broker {handle.pop.broker_name}")
         return handle
@@ -494,11 +565,32 @@ def read_ack(content: bytes) -> GrpcAck | None:
         return None
     (entry,), topic, group = asked.entries, asked.topic.name, asked.group.name
     pop, text = (handle := read_handle(entry.receipt_handle)).pop, entry.receipt_handle
+    if handle.lite_topic or entry.lite_topic:
+        return None
     numbers = pop.queue_id, handle.offset, pop.check_point_offset, pop.pop_time, pop.invisible_time, pop.revive_queue_id
     # A broker packs these numbers into check points.
     if min(numbers) < 0 or max(numbers) > _INT64_MAX:
         return None
     return topic, group, entry.message_id, text, pop.retry, pop.broker_name, *numbers
+
+
+def _popped(wanted: _Receive, answer: Command) -> list[Popped]:
+    """Return the messages of a pop's answer with their handles."""
+    records = list(records_of(answer.payload))
+    if wanted.is_lite:
+        return lite_handles_of(records, decode_header(answer, PopLiteMessageResponse), wanted.topic, wanted.broker)
+    return handles_of(records, decode_header(answer, PopMessageResponse), wanted.broker)
+
+
+def _is_of(handle: Handle, record: Record, topic: str) -> bool:
+    """Return True if a record is the message of a handle. ``topic``: the topic from which the message was popped."""
+    if record.topic != topic:
+        return False
+    if not handle.lite_topic:
+        return (record.queue_id, record.queue_offset) == (handle.pop.queue_id, handle.offset)
+    properties = decode_properties(record.properties)
+    lite_topic = properties.get(property_names.LITE_TOPIC)
+    return (lite_topic, lite_offset(topic, properties)) == (handle.lite_topic, handle.offset)
 
 
 def _invisible_ms(asked: Any) -> int:
@@ -510,13 +602,14 @@ def _invisible_ms(asked: Any) -> int:
     return invisible_ms
 
 
-def _ack_request(group: str, topic: str, handle: Handle, text: str) -> Command:
+def _ack_request(group: str, topic: str, handle: Handle) -> Command:
     header = AckMessageRequest(
         consumer_group=group,
         topic=handle.topic_of(topic, group),
         queue_id=handle.pop.queue_id,
-        extra_info=text,
+        extra_info=handle.extra_info,
         offset=handle.offset,
+        lite_topic=handle.lite_topic or None,
     )
     return request(RequestCode.ACK_MESSAGE, header)
 
@@ -561,6 +654,7 @@ def _delivered(popped: Sequence[Popped], topic: str) -> list[Any]:
             handle=one.handle.text,
             deliveries=one.deliveries,
             body_bytes_max=min(left, DELIVERED_BYTES_MAX),
+            queue_offset=one.handle.offset if one.handle.lite_topic else None,
         )
         left = max(0, left - len(message.body))
         messages.append(message)

@@ -9,7 +9,7 @@ from rmqkit.policies import topic_resource
 from rmqkit.proxy.backend import Wanted
 from rmqkit.proxy.schema.status import Code, Refused
 
-__all__ = ["wanted_by", "wanted_of"]
+__all__ = ["wanted_by", "wanted_of", "wanted_topic"]
 
 _PUB, _SUB = frozenset(["Pub"]), frozenset(["Sub"])
 _CONSUMERS = range(2, 7)
@@ -28,7 +28,13 @@ def wanted_by(name: str, asked: Any) -> list[Wanted]:
             return [(_topic(asked.topic.name), _PUB)]
         case "ReceiveMessage":
             return _consumed(asked.group.name, asked.message_queue.topic.name)
-        case "AckMessage" | "ForwardMessageToDeadLetterQueue" | "QueryAssignment" | "ChangeInvisibleDuration":
+        case (
+            "SyncLiteSubscription"
+            | "AckMessage"
+            | "ForwardMessageToDeadLetterQueue"
+            | "QueryAssignment"
+            | "ChangeInvisibleDuration"
+        ):
             # The reference requires only the group for ChangeInvisibleDuration. But with an invented handle a client
             # could move a message of any topic to the group's retry topic.
             return _consumed(asked.group.name, asked.topic.name)
@@ -45,6 +51,11 @@ def wanted_of(group: str | None, topics: Iterable[str]) -> list[Wanted]:
     """Return the permissions that a client's own group and the topics of its producers need."""
     wanted: list[Wanted] = [] if group is None else [(_group(group), _SUB)]
     return wanted + [(_topic(topic), _PUB) for topic in sorted(topics)]
+
+
+def wanted_topic(topic: str) -> list[Wanted]:
+    """Return the permission that a consumer of a topic needs."""
+    return [(_topic(topic), _SUB)]
 
 
 def _of_settings(settings: Any) -> list[Wanted]:

@@ -1,7 +1,8 @@
 """SendMessage, RecallMessage, EndTransaction and check-backs (``SendMessageActivity``, ``EndTransactionActivity``).
 
-All messages of a call are sent to one queue. A hash of the message group selects the queue, the same queue in all
-proxies. Messages without a group are sent to the next queue.
+All messages of a call are sent to one queue. A hash of the message group or the lite topic selects the queue, the same
+queue in all proxies. Messages without a group are sent to the next queue. Only the messages of several lite topics may
+have different queues of one broker; they are sent in one request for each lite topic.
 
 A broker ends a transaction by the log offset of its half message, but SDKs send only the transaction id. Therefore the
 endpoint stores the offsets by transaction id until the transaction has ended, and a minute longer for repeated
@@ -21,7 +22,7 @@ from msgspec import Struct
 
 from rmqkit.clock import Clock
 from rmqkit.core import CORE
-from rmqkit.errors import HeaderError, PeerRefused
+from rmqkit.errors import HeaderError, PeerRefused, RmqError
 from rmqkit.protocol import properties as property_names
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, encode_command, request
@@ -60,7 +61,7 @@ from rmqkit.proxy.schema.records import (
     type_of,
     zlib_of,
 )
-from rmqkit.proxy.schema.status import OK, Code, Refused, code_of_broker, sent_answer, status
+from rmqkit.proxy.schema.status import OK, Code, Refused, code_of_broker, refusal_of, sent_answer, status
 from rmqkit.proxy.service.clients import AnswerWith, Call, Client
 from rmqkit.proxy.service.receiving import no_route
 from rmqkit.remoting.address import join_address
@@ -78,6 +79,7 @@ _OPEN_MS_MAX, _ENDED_MS_MAX = 2 * 3_600_000.0, 60_000.0
 _RESERVED_BYTES = 256
 """Bytes that a broker may add to a property string: region, cluster, trace."""
 
+_SendRequest = message_class("SendMessageRequest")
 _SendResponse = message_class("SendMessageResponse")
 _SendEntry = message_class("SendResultEntry")
 _RecallResponse = message_class("RecallMessageResponse")
@@ -170,11 +172,15 @@ class Sending:
             text = "TopicMessageType validate failed, a transactional message has no delivery time"
             raise Refused(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, text)
         route = await self._backend.route(topic)
-        check_sent("UNSPECIFIED" if route is None else route.message_type, kinds[0], topic)
+        for kind in kinds if "LITE" in kinds else kinds[:1]:
+            check_sent("UNSPECIFIED" if route is None else route.message_type, kind, topic)
         if route is None:
             raise Refused(Code.TOPIC_NOT_FOUND, no_route(topic))
+        lite_topics = {message.system_properties.lite_topic for message in messages}
+        if len(lite_topics) > 1:
+            return await self._send_mixed(call, client, route, messages)
         group = messages[0].system_properties.message_group if len(messages) == 1 else ""
-        queues, queue_id = self._queue(route, group)
+        queues, queue_id = self._queue(route, group or lite_topics.pop())
         encoded = [encode_properties(one) for one in properties]
         if max(map(len, encoded)) > PROPERTIES_BYTES_MAX - _RESERVED_BYTES:
             text = f"the message's properties have {max(map(len, encoded))} bytes: {PROPERTIES_BYTES_MAX} are stored"
@@ -192,8 +198,32 @@ class Sending:
         ids = [message.system_properties.message_id for message in messages]
         return self._sent(topic, ids, kinds[0], queues.name, answer, client.user)
 
+    async def _send_mixed(self, call: Call, client: Client, route: Route, messages: Any) -> Any:
+        """Send the messages of several lite topics, which must have their queues at one broker. Raises Refused, before
+        any message is sent."""
+        by_lite: dict[str, list[int]] = {}
+        for number, message in enumerate(messages):
+            by_lite.setdefault(message.system_properties.lite_topic, []).append(number)
+        if "" in by_lite or len({self._queue(route, lite_topic)[0].name for lite_topic in by_lite}) > 1:
+            text = "the messages of one call are in lite topics of several brokers: send them in separate calls"
+            raise Refused(Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE, text)
+        entries = [_SendEntry() for _ in messages]
+        for numbers in by_lite.values():
+            part = _SendRequest(messages=[messages[number] for number in numbers])
+            try:
+                answer = await self.send(call, client, part)
+            except RmqError as error:
+                refused = refusal_of(error)
+                failed = status(refused.code, refused.text)
+                answer = _SendResponse(status=failed, entries=[_SendEntry(status=failed) for _ in numbers])
+            for number, entry in zip(numbers, answer.entries, strict=True):
+                entries[number].CopyFrom(entry)
+        codes = {entry.status.code for entry in entries}
+        overall = entries[0].status if len(codes) == 1 else status(Code.MULTIPLE_RESULTS)
+        return _SendResponse(status=overall, entries=entries)
+
     def _queue(self, route: Route, group: str) -> tuple[BrokerQueues, int]:
-        """Return the queue of a message group, or the next queue."""
+        """Return the queue of a message group or a lite topic, or the next queue."""
         writable = [one for one in route.brokers if one.broker_id == 0 and one.permission & _WRITE]
         # All proxies use the same order, because the queue of a message group is an index into all queues.
         if len(writable) > 1:

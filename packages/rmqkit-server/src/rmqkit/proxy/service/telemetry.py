@@ -22,20 +22,22 @@ from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.clients import ConsumeMessageDirectlyResult, ConsumerRunningInfo, RunningInfoRequest
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
+from rmqkit.protocol.schemas.lite import NotifyUnsubscribeLiteRequest
 from rmqkit.proxy.backend import Backend, OnRequest
 from rmqkit.proxy.schema.checks import check_group
 from rmqkit.proxy.schema.messages import message_class
 from rmqkit.proxy.schema.records import message_of
 from rmqkit.proxy.schema.status import OK, Code, Refused
 from rmqkit.proxy.service.client_settings import (
-    PUSH_CONSUMER,
-    SIMPLE_CONSUMER,
+    CONSUMERS,
     check_settings,
     language_of,
     merge,
+    mode_fault,
     version_of,
 )
 from rmqkit.proxy.service.clients import Call, Client, Stream
+from rmqkit.proxy.service.lite_subscriptions import LiteSubscriptions
 from rmqkit.proxy.service.sending import Sending
 from rmqkit.remoting.tasks import Tasks
 
@@ -60,8 +62,9 @@ _RESULTS = {
 class Telemetry:
     """Settings, heartbeats, and requests to clients."""
 
-    def __init__(self, backend: Backend, sending: Sending, tasks: Tasks) -> None:
+    def __init__(self, backend: Backend, sending: Sending, lite: LiteSubscriptions, tasks: Tasks) -> None:
         self._backend = backend
+        self._lite = lite
         self._sending = sending
         self._tasks = tasks
         self._nonces = itertools.count()
@@ -86,7 +89,10 @@ class Telemetry:
         client.clients.hold(client)
         client.language = language_of(call.metadata.get("x-mq-language", ""))
         client.version = version_of(call.metadata.get("x-mq-client-version", ""))
-        config = await self._backend.group(settings.subscription.group.name) or SubscriptionGroupConfig()
+        group = settings.subscription.group.name
+        config = await self._backend.group(group) or SubscriptionGroupConfig()
+        if settings.HasField("subscription") and (fault := mode_fault(settings.client_type, group, config)) is not None:
+            raise Refused(Code.BAD_REQUEST, fault)
         # Set before the registration at brokers, because the first receive may arrive before brokers answer.
         client.set_settings(merged := merge(settings, config))
         self._tasks.start(self._register(client, settings), f"registration of {client.id}")
@@ -95,6 +101,8 @@ class Telemetry:
     async def _register(self, client: Client, settings: Any) -> None:
         try:
             await client.clients.take_settings(client, settings)
+            if client.is_lite:
+                await self._lite.restore(client)
         except RmqError as error:
             _log.warning("client %s is not registered until its next heartbeat: %s", client.id, error)
 
@@ -105,18 +113,23 @@ class Telemetry:
             topics = [topic.name for topic in client.settings.publishing.topics]
             await client.clients.register(client, topics, None)
             return _HeartbeatResponse(status=OK)
-        if client.settings is None and (asked.client_type not in (PUSH_CONSUMER, SIMPLE_CONSUMER)):
+        if client.settings is None and asked.client_type not in CONSUMERS:
             raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, "cannot find client settings for this client")
         if client.settings is None:
             client.language = language_of(call.metadata.get("x-mq-language", ""))
             client.version = version_of(call.metadata.get("x-mq-client-version", ""))
         group = check_group(asked.group.name)
+        client_type = asked.client_type if client.settings is None else client.settings.client_type
+        config = await self._backend.group(group) or SubscriptionGroupConfig()
+        if (fault := mode_fault(client_type, group, config)) is not None:
+            raise Refused(Code.UNRECOGNIZED_CLIENT_TYPE, fault)
         await client.clients.register(client, (), group, asked.client_type)
         return _HeartbeatResponse(status=OK)
 
     async def terminate(self, client: Client, asked: Any) -> Any:
         if asked.HasField("group"):
             check_group(asked.group.name)
+        await self._lite.forget(client)
         await client.clients.leave(client)
         return _TerminationResponse(status=OK)
 
@@ -134,11 +147,24 @@ class Telemetry:
                         _log.warning("a check-back for client %s cannot be read: %s", client.id, error)
                 case RequestCode.CONSUME_MESSAGE_DIRECTLY:
                     return self._tasks.own(self._verify(client, command), f"message for {client.id} to verify")
+                case RequestCode.NOTIFY_UNSUBSCRIBE_LITE:
+                    self._unsubscribe(client, decode_header_leniently(command, NotifyUnsubscribeLiteRequest))
                 case RequestCode.GET_CONSUMER_RUNNING_INFO:
                     return self._tasks.own(self._running_info(client, command), f"threads of {client.id}")
             return None
 
         return take
+
+    @staticmethod
+    def _unsubscribe(client: Client, header: NotifyUnsubscribeLiteRequest) -> None:
+        """Pass on that another client has taken a lite topic (``notify_unsubscribe_lite_command``)."""
+        if client.lite is not None:
+            client.lite.names -= {header.lite_topic}
+        # Without a stream the client learns it from the answer to its next COMPLETE_ADD: the broker repeats the notice.
+        if client.stream is not None:
+            command = _Command()
+            command.notify_unsubscribe_lite_command.lite_topic = header.lite_topic
+            client.stream.send(command)
 
     async def _verify(self, client: Client, command: Command) -> Command:
         """Let a client handle a message now (``verify_message_command``), and return the result."""

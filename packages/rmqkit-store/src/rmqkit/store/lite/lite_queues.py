@@ -292,6 +292,8 @@ class LiteQueues:
             if one.physical_offset < self._deleted_ends.get(place[0], -1):
                 continue
             slot = self._slot_for(one, *place, rows)
+            if slot is None:
+                continue
             batch.add(self.table, slot, one)
             entered.append(one)
         if entered:
@@ -359,12 +361,17 @@ class LiteQueues:
             ends[slot] = run.ends[slot]
         return True
 
-    def _slot_for(self, one: DispatchRequest, parent_name: str, name: str, rows: dict[int, tuple[int, ...]]) -> int:
-        """Return the slot for a record, in the right life. ``rows``: gets the row before its first change."""
+    def _slot_for(
+        self, one: DispatchRequest, parent_name: str, name: str, rows: dict[int, tuple[int, ...]]
+    ) -> int | None:
+        """Return the slot for a record, in the right life; None for a record of an earlier life. ``rows``: gets the row
+        before its first change."""
         table = self.table
         parent = table.parent(parent_name)
         epoch = _epoch_of(one.properties)
         slot = parent.slots.get(name)
+        if slot is not None and one.physical_offset < table.born[slot]:
+            return None  # a replay reads messages of a life that is over
         if slot is None:
             epoch = max(epoch, parent.first_epoch)
             slot = table.add(parent, name, epoch=epoch, first=one.queue_offset, born=one.physical_offset)
@@ -421,8 +428,8 @@ class LiteQueues:
                     else:
                         self.remove(slot)
                         yield slot
-        first = self.entries.first_index
-        while self._dead and table.tails[self._dead[0]] < first:
+        first = self._log.min_offset
+        while self._dead and table.born[self._dead[0]] <= first:
             slot = self._dead.popleft()
             if table.states[slot] and not table.is_live(slot):
                 table.forget(slot)
@@ -432,7 +439,8 @@ class LiteQueues:
         """Remove the messages of a lite topic. Its next message begins its next life."""
         if self.on_removed is not None:
             self.on_removed((slot,))
-        self.table.kill(slot)
+        entry = self.entries.at(self.table.tails[slot])
+        self.table.kill(slot, 0 if entry is None else entry.physical_offset + entry.size)
         self._dead.append(slot)
 
     def delete_parent(self, parent_name: str) -> None:

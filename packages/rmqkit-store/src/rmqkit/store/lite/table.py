@@ -65,7 +65,7 @@ class LiteTable:
         states, tails, firsts, nexts, ends, epochs, seconds, born: the columns, by slot: the state, the index of the
             newest entry (-1 without one), the first number of this life, the number of the next put, one past the
             number of the newest readable message, the life, the store time of the newest message in s, and the
-            physical offset of the first record of this name.
+            physical offset before which no record belongs to this name, or to its present life.
         changed: slots whose row is not in the journal.
         generation: a number that changes when a slot gets another name, another life, or dies.
     """
@@ -154,8 +154,9 @@ class LiteTable:
         self.nexts[slot] = max(first, self.nexts[slot])
         self.changed.add(slot)
 
-    def kill(self, slot: int) -> None:
-        """Mark a live lite topic as dead: it has no messages, and its next message has a number of its next life."""
+    def kill(self, slot: int, end: int) -> None:
+        """Mark a live lite topic as dead: it has no messages, and its next message has a number of its next life.
+        ``end``: physical end of its newest message. Records before it do not belong to the next life."""
         assert self.states[slot] == _LIVE, "only a live lite topic expires"
         self.generation += 1
         parent = self.parent_of(slot)
@@ -163,6 +164,7 @@ class LiteTable:
         parent.live_count -= 1
         parent.expired_count += 1
         self.firsts[slot] = self.ends[slot] = self.nexts[slot]
+        self.born[slot] = max(end, self.born[slot])
         self.changed.add(slot)
 
     def forget(self, slot: int, *, had_messages: bool = True) -> None:

@@ -53,6 +53,10 @@ class GroupRetryPolicy(Struct, rename="camel"):
         self.customized_retry_policy = self.customized_retry_policy or UNSET
 
 
+LITE_BINDING = "lite.bind.topic"
+_LITE_QUOTA = 2000
+
+
 class SubscriptionGroupConfig(Struct, rename="camel", kw_only=True):
     """The configuration of a consumer group at a broker, with the reference's defaults."""
 
@@ -71,6 +75,17 @@ class SubscriptionGroupConfig(Struct, rename="camel", kw_only=True):
     retry_queue_nums: Int32 = 1
     subscription_data_set: list[Any] | None = None
     which_broker_when_consume_slowly: Int64 = 1
+
+    @property
+    def lite_parent(self) -> str | None:
+        """The topic whose lite topics the group consumes. None for a regular group. Source: lite.md §2."""
+        return (self.attributes or {}).get(LITE_BINDING)
+
+    @property
+    def lite_quota(self) -> int:
+        """Number of lite topics that a client of the group may subscribe to; -1: no limit."""
+        text = (self.attributes or {}).get("lite.sub.client.quota", "")
+        return int(text) if text.removeprefix("-").isdecimal() else _LITE_QUOTA
 
 
 class SubscriptionGroupTable(Struct, rename="camel"):
