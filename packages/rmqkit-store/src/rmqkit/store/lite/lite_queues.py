@@ -213,7 +213,7 @@ class LiteQueues:
         if slot is None:
             slot = table.add(parent, name, epoch=parent.first_epoch, first=0, born=self._log.max_offset)
         elif not table.is_live(slot):
-            table.revive(slot, epoch=table.epochs[slot] + 1, first=table.nexts[slot])
+            table.revive(slot, epoch=table.epochs[slot] + 1, first=table.nexts[slot], born=self._log.max_offset)
         return LiteQueue(self, slot, topic)
 
     def assign(self, places: Sequence[tuple[str, str]], count_max: int) -> LiteRun | None:
@@ -240,7 +240,7 @@ class LiteQueues:
                 slot = table.add(parent, name, epoch=parent.first_epoch, first=0, born=self._log.max_offset)
                 run.created.append(slot)
             elif states[slot] != Kind.LIVE:
-                table.revive(slot, epoch=epochs[slot] + 1, first=nexts[slot])
+                table.revive(slot, epoch=epochs[slot] + 1, first=nexts[slot], born=self._log.max_offset)
             number = ends.get(slot, -1)
             if number < 0:
                 number = nexts[slot]
@@ -377,10 +377,11 @@ class LiteQueues:
             slot = table.add(parent, name, epoch=epoch, first=one.queue_offset, born=one.physical_offset)
         rows.setdefault(slot, self._row(slot))
         if epoch > table.epochs[slot]:
-            table.revive(slot, epoch=epoch, first=one.queue_offset)
+            table.revive(slot, epoch=epoch, first=one.queue_offset, born=one.physical_offset)
         elif one.queue_offset < table.ends[slot] or not table.is_live(slot):
             # Apache's brokers number the messages from 0 again after an expiry.
-            table.revive(slot, epoch=table.epochs[slot] + 1, first=one.queue_offset)
+            epoch = table.epochs[slot] + 1
+            table.revive(slot, epoch=epoch, first=one.queue_offset, born=one.physical_offset)
         if table.tails[slot] < 0:
             table.firsts[slot] = one.queue_offset
             table.seconds[slot] = max(0, one.store_timestamp // 1000)
@@ -423,7 +424,7 @@ class LiteQueues:
                     if not table.is_live(slot) or table.parent_of(slot) is not parent or parent.ttl_minutes is None:
                         continue
                     is_waiting = table.nexts[slot] > table.ends[slot]  # a message is stored, but not yet readable
-                    if is_waiting or table.seconds[slot] * 1000 + parent.ttl_minutes * _MINUTE_MS > now_ms:
+                    if is_waiting or table.seconds[slot] * 1000 + parent.ttl_minutes * _MINUTE_MS >= now_ms:
                         self._plan(parent, slot)
                     else:
                         self.remove(slot)
@@ -519,7 +520,7 @@ class LiteQueues:
             return  # an entry of the slot's former name
         if entry.epoch > table.epochs[slot]:
             oldest = self.entries.first_where(index, lambda one: True) or entry
-            table.revive(slot, epoch=entry.epoch, first=oldest.number)
+            table.revive(slot, epoch=entry.epoch, first=oldest.number, born=oldest.physical_offset)
         end = entry.number + 1
         table.tails[slot] = index
         table.nexts[slot] = max(end, table.nexts[slot])

@@ -140,8 +140,9 @@ class LiteTable:
             small.append(0)
         return len(self.names) - 1
 
-    def revive(self, slot: int, *, epoch: int, first: int) -> None:
-        """Begin another life of a lite topic with the number ``first``."""
+    def revive(self, slot: int, *, epoch: int, first: int, born: int) -> None:
+        """Begin another life of a lite topic with the number ``first``. ``born``: the physical offset of its first
+        record, or an offset before it after all records of earlier lives."""
         assert epoch > self.epochs[slot], "lives are numbered in ascending order"
         self.generation += 1
         if self.states[slot] == _DEAD:
@@ -152,6 +153,7 @@ class LiteTable:
         self.tails[slot] = -1
         self.ends[slot] = first
         self.nexts[slot] = max(first, self.nexts[slot])
+        self.born[slot] = max(born, self.born[slot])
         self.changed.add(slot)
 
     def kill(self, slot: int, end: int) -> None:
