@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from rmqkit.broker.lite import handlers, service
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.properties import decode_properties, encode_properties
@@ -191,6 +192,31 @@ async def test_the_quota_of_a_broker_counts_all_clients(tmp_path):
         assert (await two.change("PARTIAL_ADD", "b")).code == 2018
         assert (await one.change("COMPLETE_REMOVE")).code == 0
         assert (await two.change("PARTIAL_ADD", "b")).code == 0
+
+
+async def test_the_number_of_clients_is_limited(lite, monkeypatch):
+    monkeypatch.setattr(handlers, "CLIENTS_MAX", 1)
+    one, two = LitePeer(lite, "c1"), LitePeer(lite, "c2")
+    await one.subscribe("a")
+    for answer in (await two.change("PARTIAL_ADD", "a"), await two.pop_answer()):
+        assert (answer.code, answer.remark) == (2018, "lite subscription quota exceeded: 1 clients")
+    await one.subscribe("b")
+    await one.change("COMPLETE_REMOVE")
+    await two.subscribe("a")
+
+
+async def test_acknowledged_batches_do_not_pile_up(lite, monkeypatch):
+    monkeypatch.setattr(service, "_DUE_MIN", 10)
+    lite.standalone.broker.context.lite._due_max = 10
+    peer = LitePeer(lite)
+    await peer.subscribe("a")
+    for _ in range(30):
+        await send(lite, "a", "x")
+        await peer.ack(*await peer.pop())
+    assert len(lite.standalone.broker.context.lite._due) <= 11
+    await send(lite, "a", "y")
+    assert shown(await peer.pop(invisible_ms=5000)) == [("a", "y", 0)]
+    assert shown(await peer.pop(wait_ms=10_000)) == [("a", "y", 1)]
 
 
 # ---- delivery

@@ -34,10 +34,12 @@ from rmqkit.protocol.schemas.lite import (
 from rmqkit.protocol.schemas.pop import AckMessageRequest, ChangeInvisibleTimeRequest, ChangeInvisibleTimeResponse
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.connection import Connection
-from rmqkit.remoting.router import decode_body
+from rmqkit.remoting.router import decode_body, failure
 
 __all__ = ["LiteHandlers", "ack_lite", "change_lite"]
 
+CLIENTS_MAX = 100_000
+"""Maximum number of clients of all lite groups, about 100 MB. Silent ones are forgotten after three minutes."""
 _COUNT_MAX = 32
 _LATE_MS = 500
 _READ = int(Permission.READ)
@@ -107,8 +109,7 @@ class LiteHandlers(Handlers[LiteContext]):
         if client is None and header.resync:
             return reply(command, ResponseCode.ILLEGAL_OPERATION, _RESYNC, header=PopLiteMessageResponse())
         if client is None:
-            client = group.clients[header.client_id] = LiteClient(header.client_id, connection)
-            client.accessed_ms = self._context.clock.now_ms()
+            client = self._new_client(group, header.client_id, connection)
         found = self._lite.pop(
             group,
             client,
@@ -133,7 +134,10 @@ class LiteHandlers(Handlers[LiteContext]):
         if refusal is not None:
             connection.send(reply(command, *refusal, header=PopLiteMessageResponse()))
             return
-        answer = self._pop(connection, command, header, may_hold=may_hold)
+        try:
+            answer = self._pop(connection, command, header, may_hold=may_hold)
+        except PeerRefused as error:
+            answer = failure(connection, command, error)
         if answer is not None:
             connection.send(answer)
 
@@ -188,7 +192,7 @@ class LiteHandlers(Handlers[LiteContext]):
         if change.action == ADD and group.is_wildcard:
             self._illegal("subscribe lite operation is not supported for this group")
         if client is None:
-            client = group.clients[client_id] = LiteClient(client_id, connection)
+            client = self._new_client(group, client_id, connection)
         client.connection, client.accessed_ms = connection, self._context.clock.now_ms()
         if change.action == ADD:
             self._check_quota(group, client, config, {*client.names, *names})
@@ -200,6 +204,15 @@ class LiteHandlers(Handlers[LiteContext]):
         else:
             remark = f"No enum constant org.apache.rocketmq.common.lite.LiteSubscriptionAction.{change.action}"
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, remark, self._ip)
+
+    def _new_client(self, group: LiteGroup, client_id: str, connection: Connection) -> LiteClient:
+        """Return a new client of a group. Raises PeerRefused: there are too many clients."""
+        if sum(len(one.clients) for one in self._lite.groups.values()) >= CLIENTS_MAX:
+            remark = f"lite subscription quota exceeded: {CLIENTS_MAX} clients"
+            raise PeerRefused(ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED, remark, self._ip)
+        client = group.clients[client_id] = LiteClient(client_id, connection)
+        client.accessed_ms = self._context.clock.now_ms()
+        return client
 
     def _names(self, change: LiteSubscription) -> set[str]:
         """Return the lite topics of a change. Raises PeerRefused: a name is not allowed."""

@@ -49,6 +49,7 @@ __all__ = ["LITE_REVIVE_QUEUE", "AckRefused", "LiteContext", "LiteService", "Pop
 LITE_REVIVE_QUEUE = 999
 """The number of a revive queue in handles of lite topics, as for ordered pops."""
 _SLICE = 200
+_DUE_MIN = 10_000
 _MINUTE_MS = 60_000
 
 _log = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class LiteService:
         self._table = store.lite.table
         self._by_parent: dict[str, list[LiteGroup]] = {}
         self._due: list[tuple[int, int, LiteGroup, int, LiteBatch]] = []
+        self._due_max = _DUE_MIN
         self._numbers = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
@@ -271,6 +273,11 @@ class LiteService:
         """Look at a batch again when it may be free."""
         at = batch.free_at
         heapq.heappush(self._due, (at, next(self._numbers), group, slot, batch))
+        if len(self._due) > self._due_max:
+            # Acknowledged batches stay in the heap until their time: drop them before they need much memory.
+            self._due = [one for one in self._due if one[2].batches.get(one[3]) is one[4]]
+            heapq.heapify(self._due)
+            self._due_max = max(_DUE_MIN, 2 * len(self._due))
         if self._timer is None or at < self._timer_at:
             self._set_timer(at)
 
