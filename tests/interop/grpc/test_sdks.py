@@ -42,6 +42,8 @@ RUN_SECONDS = 150.0
 TOPICS = {"fifo": "FIFO", "delay": "DELAY", "transaction": "TRANSACTION"} | dict.fromkeys(
     ("plain", "invisible", "filters", "retries", "crossed", "long", "load"), "NORMAL"
 )
+# Apache's proxy 5.5 refuses a consumer whose group does not exist.
+GROUPS = ("plain", "invisible", "tags", "sql", "delay", "transaction", "crossed", "dead-fifo", "dead-retries")
 EVERY_SECOND = {
     "type": "EXPONENTIAL",
     "exponentialRetryPolicy": {"initial": 1000, "max": 1000, "multiplier": 1},
@@ -165,6 +167,8 @@ class Languages:
                 for topic, kind in TOPICS.items():
                     how = {"read_queues": 2, "write_queues": 2, "attributes": f"+message.type={kind}"}
                     await admin.topics.create(f"{prefix}-{topic}", broker=broker, **how)
+                for group in GROUPS:
+                    await admin.groups.update(f"{prefix}-{group}", {}, broker)
                 changes = {"consume_message_orderly": True, "retry_max_times": 1, **IN_ORDER[language]}
                 await admin.groups.update(f"{prefix}-fifo", changes, broker)
                 await admin.groups.update(f"{prefix}-retries", {"retry_max_times": 1}, broker)
