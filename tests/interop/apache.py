@@ -48,9 +48,10 @@ QUICK_CONF: Mapping[str, object] = {
 }
 
 # Small files, so that a test's store has several files and stays small. Everything else is as Apache ships it, except
-# two threads that would use up the cores. One compares the 37 MB of the timer wheel byte by byte: once a second, this
-# takes a quarter of a core. The other spins for 10 s after the start, until it first writes the metrics of transactions
-# (`TransactionMetricsFlushService`): this takes a whole core.
+# three threads that would use up the cores. One compares the 37 MB of the timer wheel byte by byte: once a second, this
+# takes a quarter of a core. The second spins for 10 s after the start, until it first writes the metrics of
+# transactions (`TransactionMetricsFlushService`): this takes a whole core. In 5.5.0 the third spins for ever when its
+# newest op message is older than the interval (`TransactionalOpBatchService`); so op messages are written at once.
 BROKER_CONF: Mapping[str, object] = {
     "brokerClusterName": CLUSTER,
     "brokerName": BROKER_NAME,
@@ -68,6 +69,8 @@ BROKER_CONF: Mapping[str, object] = {
     "timerFlushIntervalMs": 60_000,
     "transactionMetricFlushInterval": 200,
     **QUICK_CONF,
+    "transactionOpBatchInterval": 3_600_000,
+    "transactionOpMsgMaxSize": 1,
     # Requests that wait long for a thread on a busy machine are still executed. One-way requests, such as the end of a
     # transaction, would otherwise be lost after 3 s.
     **{f"waitTimeMillsIn{kind}Queue": 60_000 for kind in ("Pull", "LitePull", "Transaction", "Ack", "AdminBroker")},
