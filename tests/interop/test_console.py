@@ -1,4 +1,4 @@
-"""The web console over Apache's brokers, 5.4.0 and 4.9.4 at once: every page answers, and shows which data a broker
+"""The web console over Apache's brokers, 5.5.0 and 4.9.4 at once: every page answers, and shows which data a broker
 does not provide."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def test_every_page_of_two_clusters_at_once(apache: ApachePair, tmp_path: Path) 
             assert asyncio.run(cancel_timed(apache.namesrv_addr)) == []
             assert told(address, f"/new/waiting/timed?topic={LATER}")["found"]["rows"] == []
             assert told(address, "/old/waiting/timed")["found"]["rows"] == []  # 4.9 has no timer
-            assert versions == {"new": "V5_4_0", "old": "V4_9_4"}
+            assert versions == {"new": "V5_5_0", "old": "V4_9_4"}
 
 
 async def fill(name_servers: str) -> None:

@@ -26,7 +26,7 @@ from tests.interop.conftest import LIGHT_CONF
 from tests.interop.kit import ApacheKit
 from tests.interop.server_process import wait_until
 from tests.interop.standalone import run_standalone
-from tests.interop.store_files import opened_by_apache
+from tests.interop.store_files import has_topic, opened_by_apache
 from tests.interop.test_light_queues import asked, max_offset, pulled
 
 CONF: Mapping[str, object] = {
@@ -146,6 +146,8 @@ def visits(apache_kit: ApacheKit, tmp_path_factory: pytest.TempPathFactory) -> V
         send_light(address, "ours")
         make_again(address, "Ours")
         seen.light["ours"] = look(address)
+        # Apache's broker reads the topics from their file, which follows the journal after a second.
+        wait_until(lambda: all(has_topic(store, topic) for topic in (TOPIC, "Ours")), 150, "the topics in their file")
         running.process.kill()
     killed = left(store, "killed")
     with opened(None, store) as (address, running):

@@ -96,6 +96,7 @@ def test_who_has_no_policies_may_nothing_and_an_address_that_is_none_is_in_no_ne
 
 PULLED = {"topic": "T", "consumerGroup": "g"}
 ACKS = {"acks": [{"c": "g", "t": "T", "so": 0, "q": 0, "rq": 0, "pt": 0, "it": 0, "b": ""}]}
+SUBSCRIBED = {"subscriptionSet": [{"action": "PARTIAL_ADD", "group": "g", "topic": "Chats", "liteTopicSet": ["s"]}]}
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,8 @@ ACKS = {"acks": [{"c": "g", "t": "T", "so": 0, "q": 0, "rq": 0, "pt": 0, "it": 0
         ),
         (Code.DELETE_TOPIC_IN_BROKER_LIST, {}, {"topicList": ["T", "%RETRY%g", "T"]}, "Topic:T Delete,Group:g Delete"),
         (Code.DELETE_SUBSCRIPTION_GROUP_LIST, {}, {"groupNameList": ["g", "h"]}, "Group:g Delete,Group:h Delete"),
+        (Code.LITE_SUBSCRIPTION_CTL, {}, SUBSCRIBED, ["Group:g Sub", "Topic:Chats Sub"]),
+        (Code.GET_LITE_TOPIC_INFO, {"parentTopic": "Chats", "liteTopic": "s"}, None, ["Topic:Chats Get"]),
         (Code.AUTH_LIST_USER, {}, None, ["Cluster:c Get"]),
         (Code.GET_BROKER_RUNTIME_INFO, {"topic": "T"}, None, []),
     ],
@@ -145,8 +148,9 @@ def test_every_request_is_decided_upon():
     }
     answered = GUARDED | CLIENTS_OWN | READING | OF_SERVERS
     body = {"consumerGroup": "g", "clientId": "c", "clientID": "c", "consumerDataSet": [{"groupName": "g"}], **ACKS}
-    body |= {"topicList": ["T"], "groupNameList": ["g"]}
-    fields = dict.fromkeys(("topic", "b", "group", "consumerGroup", "groupName", "destGroup"), "x")
+    body |= {"topicList": ["T"], "groupNameList": ["g"], **SUBSCRIBED}
+    names = ("topic", "b", "group", "consumerGroup", "groupName", "destGroup", "parentTopic")
+    fields = dict.fromkeys(names, "x")
     asked = {code for code in answered if list(needed(Command(code, body=json.dumps(body).encode()), fields, "c"))}
     assert {int(code) for code in answered - asked} == free
 

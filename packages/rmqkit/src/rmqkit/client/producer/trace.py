@@ -198,7 +198,7 @@ class MessageTrace(BackgroundHook):
             store_host=outcome.address,
             body_bytes=outcome.body_bytes,
             cost_ms=self._clock.now_ms() - outcome.tried_ms,
-            msg_type=TracedType.DELAYED if message.delay_level else kind,
+            msg_type=TracedType.DELAYED if message.is_delayed else kind,
             offset_msg_id=result.offset_msg_id,
             success=result.status is SendStatus.SEND_OK,
         )
