@@ -14,7 +14,7 @@ from rmqkit.broker.settings import BrokerSettings
 from rmqkit.errors import ClientError, EventIdIllegal, MessageIllegal, PeerRefused, SettingsError, StreamExpired
 from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
-from rmqkit.protocol.message import Message
+from rmqkit.protocol.message import Message, read_messages
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
@@ -129,6 +129,23 @@ async def test_a_read_begins_after_any_event(tmp_path):
         assert [one.text async for one in streams.read_after(ids[3], follow=False)] == ["4", "5"]
         assert (await streams.last("s")).text == "5"
         assert await streams.last("none") is None
+
+
+async def test_the_last_event_is_found_without_a_read_of_the_others(tmp_path, monkeypatch):
+    async with opened(tmp_path) as (_, streams):
+        await asyncio.gather(*(streams.append("s", str(i)) for i in range(500)))
+        fetched = []
+
+        def count(body):
+            messages = list(read_messages(body))
+            fetched.extend(messages)
+            return messages
+
+        monkeypatch.setattr("rmqkit.streams.reader.read_messages", count)
+        assert (await streams.last("s")).text == "499"
+        assert len(fetched) == 1
+        await streams.finish("s")
+        assert (await streams.last("s")).is_last
 
 
 async def test_new_events_only(tmp_path):

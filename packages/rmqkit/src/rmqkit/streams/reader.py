@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import Literal
 
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.errors import EventIdIllegal, NoRoute, PeerRefused, RemotingError, StreamExpired
@@ -23,7 +24,10 @@ from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.rpc import Pulled, PullStatus
 from rmqkit.streams.event import Event, Place, event_id, event_of
 
-__all__ = ["StreamReader"]
+__all__ = ["Begin", "StreamReader"]
+
+Begin = Literal["start", "newest", "end"]
+"""The event with which a read begins."""
 
 _HELD_MS = 15_000
 _PULL_MS = 5_000
@@ -45,18 +49,19 @@ class StreamReader:
     """A reader of one stream.
 
     Args:
-        after: the place after which to read; None for the start, or for new events.
-        is_new: read only events that are stored from now on.
+        after: the place after which to read.
+        begin: where to read without such a place: from the first event, from the newest event, or from the end, which
+            is after the newest event.
     """
 
     def __init__(
-        self, runtime: ClientRuntime, parent: str, stream: str, *, after: Place | None, is_new: bool, count_max: int
+        self, runtime: ClientRuntime, parent: str, stream: str, *, after: Place | None, begin: Begin, count_max: int
     ) -> None:
         self._runtime = runtime
         self._parent = parent
         self._stream = stream
         self._after = after
-        self._is_new = is_new
+        self._begins_at = begin
         self._count_max = count_max
         self._seen: set[str] = set()
         self._keys: deque[str] = deque()
@@ -90,7 +95,9 @@ class StreamReader:
         the given place."""
         if self._after is None:
             pulled = await self._pull(0, None, holds=False)
-            return None, pulled.max_offset if self._is_new else pulled.min_offset
+            if self._begins_at == "start":
+                return None, pulled.min_offset
+            return None, max(pulled.min_offset, pulled.max_offset - (1 if self._begins_at == "newest" else 0))
         after = self._after
         pulled = await self._pull(after.number + 1, after.epoch, holds=False)
         if after.number + 1 > pulled.max_offset:

@@ -15,7 +15,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.names import lite_topic_fault, topic_fault
 from rmqkit.streams.event import LAST, Event, place_of, stream_of
 from rmqkit.streams.parent import ensure_parent
-from rmqkit.streams.reader import StreamReader
+from rmqkit.streams.reader import Begin, StreamReader
 from rmqkit.streams.writer import StreamWriter
 from rmqkit.times import Duration, duration_ms
 
@@ -186,16 +186,7 @@ class Streams:
         Raises EventIdIllegal: the id belongs to another stream, or the stream has no such event.
         Raises StreamExpired: events after the id were deleted.
         Raises MessageIllegal: the name of the stream is not allowed. Raises ClientError: the streams are not open."""
-        self._check_open()
-        fault = lite_topic_fault(stream)
-        if fault is not None:
-            raise MessageIllegal(f"stream {stream!r}: {fault}")
-        if not 1 <= count_max <= 512:
-            raise SettingsError(f"count_max={count_max} must be from 1 to 512")
-        place = place_of(stream, after) if after else None
-        reader = StreamReader(
-            self._runtime, self.parent, stream, after=place, is_new=new and place is None, count_max=count_max
-        )
+        reader = self._reader(stream, after, begin="end" if new else "start", count_max=count_max)
         return reader.events(follows=follow)
 
     def read_after(self, event_id: str, *, follow: bool = True) -> AsyncIterator[Event]:
@@ -203,11 +194,22 @@ class Streams:
         return self.read(stream_of(event_id), after=event_id, follow=follow)
 
     async def last(self, stream: str) -> Event | None:
-        """Return the newest event of a stream, or None if it has no event."""
+        """Return the newest event of a stream, or None if it has no event. Raises the errors of `read`."""
         newest: Event | None = None
-        async for event in self.read(stream, follow=False):
+        async for event in self._reader(stream, None, begin="newest", count_max=32).events(follows=False):
             newest = event
         return newest
+
+    def _reader(self, stream: str, after: str | None, *, begin: Begin, count_max: int) -> StreamReader:
+        """Return a reader of a stream. Raises the errors of `read`."""
+        self._check_open()
+        fault = lite_topic_fault(stream)
+        if fault is not None:
+            raise MessageIllegal(f"stream {stream!r}: {fault}")
+        if not 1 <= count_max <= 512:
+            raise SettingsError(f"count_max={count_max} must be from 1 to 512")
+        place = place_of(stream, after) if after else None
+        return StreamReader(self._runtime, self.parent, stream, after=place, begin=begin, count_max=count_max)
 
     def _check_open(self) -> None:
         if not self._is_open:
