@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import subprocess
-import sys
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -23,10 +20,9 @@ from mcp_types import JSONRPCError, JSONRPCNotification, JSONRPCResponse
 import rmqkit
 from rmqkit.errors import SettingsError
 from rmqkit.mcp import SessionEvents, SessionManager, streamable_http_app
-from tests.ports import free_port
+from tests.frameworks.processes import Processes
 from tests.streams.test_streams import opened
 
-SERVER = Path(__file__).parent / "mcp_server.py"
 SECONDS_MAX = 120
 
 
@@ -82,43 +78,6 @@ class Door:
         return re.findall(rb"id: (\S+)", self.server_bytes)[-1].decode()
 
 
-class Processes:
-    """MCP servers with their broker in one folder, one process after the other."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self._folder, self._options = folder, options
-        self._process: subprocess.Popen | None = None
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *raised):
-        self.kill()
-
-    async def start(self) -> int:
-        """Start a server at another port. Return the port when it accepts connections."""
-        port = free_port()
-        self._spawn(port)
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                assert self._process.poll() is None, "the server runs"
-                await asyncio.sleep(0.05)
-            else:
-                writer.close()
-                return port
-
-    def _spawn(self, port: int) -> None:
-        self._process = subprocess.Popen([sys.executable, SERVER, str(port), str(self._folder), *self._options])
-
-    def kill(self) -> None:
-        """Kill the server, with SIGKILL."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-
 def connected(door: Door) -> Client:
     return Client(f"http://127.0.0.1:{door.port}/mcp", mode="legacy")
 
@@ -136,7 +95,7 @@ async def count_to_5(client, seen, half):
 async def test_an_unchanged_client_resumes_a_tool_call_after_its_server_was_killed(tmp_path):
     seen, half = [], asyncio.Event()
     async with asyncio.timeout(SECONDS_MAX), Door() as door:
-        with Processes(tmp_path) as processes:
+        with Processes("mcp_server.py", tmp_path) as processes:
             door.open(await processes.start())
             async with connected(door) as client:
                 calling = asyncio.create_task(count_to_5(client, seen, half))
@@ -158,7 +117,7 @@ async def test_an_unchanged_client_resumes_a_tool_call_after_its_server_was_kill
 async def test_a_tool_call_that_was_killed_ends_with_an_error(tmp_path):
     seen, half = [], asyncio.Event()
     async with asyncio.timeout(SECONDS_MAX), Door() as door:
-        with Processes(tmp_path, "--single") as processes:
+        with Processes("mcp_server.py", tmp_path, "--single") as processes:
             door.open(await processes.start())
             async with connected(door) as client:
                 calling = asyncio.create_task(count_to_5(client, seen, half))

@@ -4,27 +4,23 @@ MCP has one stream of events for each request of a client, and one for messages 
 these streams by the id of the request, which clients count from 0. So the name of a stream here begins with the id of
 its session, and a session reads only its own streams:
 
-=================================  =================================================================================
-``<session>-<request id>``         the usual name
-``<session>-h-<hash>``             a request id with other characters than letters, digits, ``-`` and ``_``, or a long
-                                   one, or one that begins with ``h-``
-``<session>-_GET_stream``          messages that belong to no request
-=================================  =================================================================================
+==============================  ====================================================================================
+``<session>-<request id>``      the stream of a request; `stream_name` has the rule for unusual request ids
+``<session>-_GET_stream``       messages that belong to no request
+==============================  ====================================================================================
 
 The id of an event is the event id of `rmqkit.streams`. The response is the last event of the stream of a request. A
 priming event of the SDK, which has no message, is stored as ``null``, and is never sent again.
 
 A replay follows its stream until the response is stored, so it does not matter which process handles the request.
-If events after the given id have expired, the client gets an error as the answer to its request. A stream without a
-request continues with new events. For the id of another session, and for a text that is no event id, nothing is
-replayed.
+If there is no such event, or later events have expired, the client gets an error as the answer to its request. A stream
+without a request continues with new events. Nothing is replayed after an event of another session.
 
 A crash of the process loses no event with an id. When no broker answers, events are delivered without an id.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from contextlib import aclosing
@@ -48,15 +44,13 @@ from mcp_types import (
 )
 
 from rmqkit.errors import EventIdIllegal, MessageIllegal, PeerRefused, RmqError, SettingsError, StreamExpired
-from rmqkit.streams import Event, Streams
+from rmqkit.streams import Event, Streams, stream_name
 
 __all__ = ["SessionEvents", "is_session_id"]
 
 logger = logging.getLogger(__name__)
 
 _SESSION_ID = re.compile(r"[a-zA-Z0-9_]{1,32}", re.ASCII)
-_PLAIN_REQUEST_ID = re.compile(r"(?!h-)[a-zA-Z0-9_-]{1,31}", re.ASCII)
-_HASH_DIGITS = 28
 _PRIMING = b"null"
 
 
@@ -145,7 +139,7 @@ class SessionEvents(EventStore):
     async def _send_all(self, stream: str, after: str | None, send: EventCallback) -> None:
         """Send the events of a stream after an event. ``after`` None: send new events."""
         events = self._streams.read(stream, after=after, new=after is None)
-        async with aclosing(events):  # type: ignore[type-var] # it is an asynchronous generator
+        async with aclosing(events):
             async for event in events:
                 if event.data != _PRIMING:
                     await send(_message(event))
@@ -177,9 +171,7 @@ class SessionEvents(EventStore):
 
     def _name(self, stream_id: StreamId) -> str:
         """Return the name of a stream of this session."""
-        if _PLAIN_REQUEST_ID.fullmatch(stream_id):
-            return self._prefix + stream_id
-        return f"{self._prefix}h-{hashlib.sha256(stream_id.encode()).hexdigest()[:_HASH_DIGITS]}"
+        return stream_name(stream_id, prefix=self._prefix)
 
 
 def is_session_id(text: str) -> bool:

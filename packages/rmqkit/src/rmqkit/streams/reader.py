@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Literal
 
 from rmqkit.client.runtime.runtime import ClientRuntime
@@ -66,7 +66,7 @@ class StreamReader:
         self._seen: set[str] = set()
         self._keys: deque[str] = deque()
 
-    async def events(self, *, follows: bool) -> AsyncIterator[Event]:
+    async def events(self, *, follows: bool) -> AsyncGenerator[Event, None]:
         """Yield the events of the stream in order, up to the last one of a finished stream. ``follows``: wait for new
         events; otherwise stop at the present end."""
         epoch, number = await self._begin()

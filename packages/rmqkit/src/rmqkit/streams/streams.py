@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -173,7 +173,7 @@ class Streams:
 
     def read(
         self, stream: str, *, after: str | None = None, new: bool = False, follow: bool = True, count_max: int = 32
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Iterate over the events of a stream: the stored ones, then new ones as they arrive. The iteration ends after
         the last event of a finished stream. Any number of readers can read a stream at the same time.
 
@@ -189,7 +189,7 @@ class Streams:
         reader = self._reader(stream, after, begin="end" if new else "start", count_max=count_max)
         return reader.events(follows=follow)
 
-    def read_after(self, event_id: str, *, follow: bool = True) -> AsyncIterator[Event]:
+    def read_after(self, event_id: str, *, follow: bool = True) -> AsyncGenerator[Event, None]:
         """Iterate over the events after an event, in the stream that the id names. Raises the errors of `read`."""
         return self.read(stream_of(event_id), after=event_id, follow=follow)
 
