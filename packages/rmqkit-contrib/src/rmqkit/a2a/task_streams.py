@@ -25,7 +25,6 @@ here.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
@@ -86,14 +85,13 @@ class TaskStreams(TaskEventStream):
     async def subscribe(self, task_id: str, *, after: TaskVersion) -> AsyncGenerator[VersionedEvent, None]:
         """Iterate over the events of a task that are newer than a version, up to the last one.
         Raises InternalError: the stream expired while it was read, because the task had no events for so long."""
-        async with aclosing(self._opened().read(stream_name(task_id))) as events:
-            try:
-                async for stored in events:
-                    version = TaskVersion(msgspec.json.decode(stored.headers[_VERSION], type=int | str))
-                    if version.is_after(after):
-                        yield VersionedEvent(_event(stored.data), version)
-            except StreamExpired as error:
-                raise InternalError(message=f"task {task_id}: {error}") from None
+        try:
+            async for stored in self._opened().read(stream_name(task_id)):
+                version = TaskVersion(msgspec.json.decode(stored.headers[_VERSION], type=int | str))
+                if version.is_after(after):
+                    yield VersionedEvent(_event(stored.data), version)
+        except StreamExpired as error:
+            raise InternalError(message=f"task {task_id}: {error}") from None
 
     async def destroy(self, task_id: str) -> None:
         """Do nothing: the stream of the task expires."""

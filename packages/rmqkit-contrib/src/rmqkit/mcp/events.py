@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import logging
 import re
-from contextlib import aclosing
 
 import anyio
 from mcp.server.streamable_http import (
@@ -138,11 +137,9 @@ class SessionEvents(EventStore):
 
     async def _send_all(self, stream: str, after: str | None, send: EventCallback) -> None:
         """Send the events of a stream after an event. ``after`` None: send new events."""
-        events = self._streams.read(stream, after=after, new=after is None)
-        async with aclosing(events):
-            async for event in events:
-                if event.data != _PRIMING:
-                    await send(_message(event))
+        async for event in self._streams.read(stream, after=after, new=after is None):
+            if event.data != _PRIMING:
+                await send(_message(event))
 
     async def _end_lost_request(self, stream: str) -> None:
         """Answer the request of a stream with an error, if it ran in a former process and has no response."""
