@@ -32,7 +32,7 @@ from tests.docs.interpreter import END
 from tests.docs.interpreter import run as run_code
 from tests.ports import free_port
 
-PORTS = (9876, 9877, 10911, 10912, 10921, 10922, 10931, 10932, 10941, 10942, 5557, 5558, 8081)
+PORTS = (9876, 9877, 10911, 10912, 10921, 10922, 10931, 10932, 10941, 10942, 5557, 5558, 8000, 8081)
 SECONDS_MAX = 200.0
 READY_SECONDS = 150.0
 _NEAR = 40
