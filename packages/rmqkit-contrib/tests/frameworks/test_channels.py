@@ -15,6 +15,7 @@ from channels.layers import BaseChannelLayer
 
 from rmqkit.channels import StreamChannelLayer
 from rmqkit.errors import MessageIllegal, NoRoute, RmqError, SettingsError
+from rmqkit.streams import Event
 from tests.client.peers import standalone
 from tests.streams.test_streams import Servers
 
@@ -306,6 +307,36 @@ async def test_a_layer_without_servers_reports_it_and_works_when_they_are_there(
         await layer.group_send("group", message(1))
         assert await waiting(layer, channel) == [1]
         await layer.close()
+
+
+@pytest.mark.usefixtures("here")
+async def test_a_start_that_fails_leaves_no_connection_and_is_tried_again(tmp_path, monkeypatch):
+    async with layers(tmp_path) as (_, layer):
+        with monkeypatch.context() as patched:
+
+            async def fail(self):
+                raise NoRoute("no broker")
+
+            patched.setattr("rmqkit.streams.reader.StreamReader.start", fail)
+            with pytest.raises(NoRoute):
+                await layer.new_channel()
+            assert layer._exchange._opened is None
+        channel = await layer.new_channel()
+        await layer.group_add("group", channel)
+        await layer.group_send("group", message(1))
+        assert await waiting(layer, channel) == [1]
+
+
+@pytest.mark.usefixtures("here")
+async def test_a_message_that_arrives_after_its_expiry_is_dropped(tmp_path):
+    async with layers(tmp_path, expiry=60) as (_, layer):
+        channel = await layer.new_channel()
+        await layer.group_add("group", channel)
+        event = Event(id="1.0.x", stream="x", data=b"", headers={}, is_last=False, stored_ms=1_000_000)
+        layer._exchange._put(channel, event, message(1))
+        await asyncio.sleep(100)
+        await layer.group_send("group", message(2))
+        assert await waiting(layer, channel) == [2], "the channel is still in its group"
 
 
 @pytest.mark.usefixtures("here")

@@ -160,11 +160,12 @@ def failure(messages):
 async def test_a_replay_begins_after_any_event_and_ends_with_the_response(tmp_path):
     async with opened(tmp_path) as (_, streams):
         events = SessionEvents(streams, SESSION)
-        messages = [None, notification(0), notification(1), RESPONSE]
+        messages = [None, notification(0), None, notification(1), RESPONSE]
         ids = [await events.store_event("7", message) for message in messages]
-        assert ids == [f"1.{i}.{SESSION}-7" for i in range(4)]
-        for i, after in enumerate(ids[:-1]):
-            expected = list(zip(ids[i + 1 :], messages[i + 1 :], strict=True))
+        assert ids == [f"1.{i}.{SESSION}-7" for i in range(5)]
+        for i, after in enumerate(ids):
+            later = zip(ids[i + 1 :], messages[i + 1 :], strict=True)
+            expected = [(event_id, message) for event_id, message in later if message is not None]
             assert await replayed(SessionEvents(streams, SESSION), after) == expected
 
 
@@ -254,6 +255,7 @@ async def test_a_request_of_a_former_process_fails_only_if_there_is_no_other_pro
         answered = await now.store_event("9", None)
         await now.store_event("9", RESPONSE)
         unrelated = await now.store_event(GET_STREAM_KEY, notification(0))
+        assert now._running == {f"{SESSION}-8"}, "only running requests need memory"
         assert [message for _, message in await replayed(now, answered)] == [RESPONSE]
         for after, is_lost in ((lost, single), (running, False), (unrelated, False)):
             replaying = asyncio.create_task(replayed(now, after))
@@ -318,8 +320,8 @@ class User:
             scope["user"] = AuthenticatedUser(AccessToken(token="t", client_id=self._name, scopes=[]))
         await self._manager.handle_request(scope, receive, send)
 
-    async def request(self, method, message=None):
-        headers = HEADERS | ({"mcp-session-id": self.session_id} if self.session_id else {})
+    async def request(self, method, message=None, headers=None):
+        headers = HEADERS | (headers or {}) | ({"mcp-session-id": self.session_id} if self.session_id else {})
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(self._app), base_url="http://x") as client:
             return await client.request(method, "/mcp", headers=headers, json=message)
 
@@ -389,7 +391,7 @@ async def test_a_session_is_of_its_user_only(tmp_path, owner, other):
         assert await moved(user, two, other).add() == 404
 
 
-async def test_a_deleted_session_ends_everywhere(tmp_path):
+async def test_a_deleted_session_ends_everywhere(tmp_path, caplog):
     async with two_managers(tmp_path) as (_, one, two):
         user = User(one)
         await user.initialize()
@@ -397,6 +399,28 @@ async def test_a_deleted_session_ends_everywhere(tmp_path):
         assert await moved(user, two).add() == 404
         async with running(one._streams) as three:
             assert await moved(user, three).add() == 404
+        assert "no readable record" not in caplog.text
+
+
+async def test_a_replay_ends_with_the_response_or_the_session(tmp_path):
+    async with two_managers(tmp_path) as (_, one, two):
+        user = User(one)
+        await user.initialize()
+        events = one._sessions[user.session_id].events
+
+        async def resumed(manager, request_id):
+            event_id = await events.store_event(request_id, None)
+            resuming = asyncio.create_task(moved(user, manager).request("GET", headers={"last-event-id": event_id}))
+            await asyncio.sleep(1)
+            assert not resuming.done()
+            return resuming
+
+        answered, unanswered = await resumed(two, "7"), await resumed(two, "8")
+        await events.store_event("7", RESPONSE)
+        assert '"ok":true' in (await answered).text
+        assert not unanswered.done()
+        await moved(user, two).request("DELETE")
+        assert "data" not in (await unanswered).text
 
 
 @pytest.mark.parametrize("session_id", [OTHER, "x", "a b", "x" * 33, "_GET_stream", f"{SESSION}-1"])
@@ -495,5 +519,8 @@ async def test_two_sessions_with_the_same_request_ids_have_their_own_streams(tmp
 
 @pytest.mark.parametrize("option", ["event_store", "stateless_http"])
 def test_options_that_streams_replace_are_refused(option):
+    server = MCPServer("test")
     with pytest.raises(SettingsError, match=option):
-        streamable_http_app(MCPServer("test"), None, **{option: True})
+        streamable_http_app(server, None, **{option: True})
+    with pytest.raises(SettingsError, match="not possible"):
+        SessionManager(server._lowlevel_server, None, **{option.removesuffix("_http"): True})

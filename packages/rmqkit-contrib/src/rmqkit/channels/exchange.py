@@ -12,9 +12,9 @@ A process reads a group from the moment at which its first channel joins. Anothe
 process to a group: it sends an event with the headers ``channel``, ``group`` and ``join`` (``1`` or ``0``) and no
 message to the stream of this process.
 
-Messages are in MessagePack. A message expires a fixed time after the broker stored it. A message for a full channel is
-dropped. If a stream expires while it is read, the reader continues with the next life of the stream. A reader that a
-broker refuses permanently is logged and tried again.
+Messages are in MessagePack. A message expires a fixed time after the broker stored it, so the clocks of the machines
+may differ by less than this time. A message for a full channel is dropped. If a stream expires while it is read, the
+reader continues with the next life of the stream. A reader that a broker refuses permanently is logged and tried again.
 """
 
 from __future__ import annotations

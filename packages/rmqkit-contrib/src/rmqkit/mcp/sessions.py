@@ -38,12 +38,12 @@ from mcp.server.streamable_http import MCP_SESSION_ID_HEADER, StreamableHTTPServ
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
-from mcp_types import InitializeRequestParams
+from mcp_types import INTERNAL_ERROR, ErrorData, InitializeRequestParams, JSONRPCError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from rmqkit.errors import RmqError
+from rmqkit.errors import RmqError, SettingsError
 from rmqkit.mcp.events import SessionEvents, is_session_id
 from rmqkit.streams import Streams
 
@@ -80,10 +80,13 @@ class SessionManager(StreamableHTTPSessionManager):
         streams: open streams.
         single_process: True: this is the only process that serves the sessions, see `SessionEvents`.
         options: further options of `StreamableHTTPSessionManager`, except ``event_store`` and ``stateless``.
-    """
+
+    Raises SettingsError: an option is not possible here."""
 
     def __init__(self, app: Server[Any], streams: Streams, *, single_process: bool = False, **options: Any) -> None:
         super().__init__(app, **options)
+        if self.event_store is not None or self.stateless:
+            raise SettingsError("event_store and stateless are not possible: the streams store the events of sessions")
         self._streams = streams
         self._single_process = single_process
         self._sessions: dict[str, _Session] = {}
@@ -272,4 +275,5 @@ def _requestor(scope: Scope) -> AuthorizationContext | None:
 
 def _unavailable(why: str) -> Response:
     """Return an answer after which the client may try again."""
-    return Response(why, status_code=503, media_type="text/plain")
+    body = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=INTERNAL_ERROR, message=why))
+    return Response(body.model_dump_json(exclude_unset=True), status_code=503, media_type="application/json")
