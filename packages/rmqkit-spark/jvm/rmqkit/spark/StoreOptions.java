@@ -4,6 +4,7 @@ import java.io.Serializable;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
@@ -37,6 +38,8 @@ final class StoreOptions implements Serializable {
     String path = "";
     List<String> logPaths = List.of();
     List<String> topics = List.of();
+    /** Only messages with one of these keys or unique keys, at which the index points. */
+    Set<String> keys = Set.of();
     List<String> columns = List.of();
     int[] queueIds = {};
     boolean includeBody = true;
@@ -62,7 +65,9 @@ final class StoreOptions implements Serializable {
                 return null;
             }
         }
-        return options.path.isEmpty() && options.logPaths.isEmpty() ? null : options;
+        boolean isIncomplete = options.path.isEmpty() && options.logPaths.isEmpty()
+                || !options.keys.isEmpty() && options.topics.isEmpty();
+        return isIncomplete ? null : options;
     }
 
     // Long: one case for each option.
@@ -80,7 +85,8 @@ final class StoreOptions implements Serializable {
             case "offsetsfrom":
                 return word.equals("walk");
             case "key":
-                return value.isEmpty();
+                keys = Set.copyOf(new HashSet<>(words(value)));
+                return true;
             case "maxhashslotnum":
                 return number(value) > 0;
             case "topic":

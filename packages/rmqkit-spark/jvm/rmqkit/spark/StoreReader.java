@@ -6,6 +6,7 @@ import java.util.Arrays;
 import java.util.Iterator;
 import java.util.List;
 import java.util.function.Supplier;
+import java.util.regex.Pattern;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.execution.vectorized.OnHeapColumnVector;
@@ -23,6 +24,8 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
     private static final int PLAIN_BYTES_MAX = 32 << 20;
     private static final int INNER = 0xC0;
     private static final long MS_MAX = Long.MAX_VALUE / 1000;
+    /** The characters at which Python splits keys. */
+    private static final Pattern BLANKS = Pattern.compile("[\\s\\x1c-\\x1f]+", Pattern.UNICODE_CHARACTER_CLASS);
     private static final List<String> OF_ROWS = List.of("queueOffset", "keys", "tags", "msgId");
 
     private final StoreTable.Plan plan;
@@ -59,7 +62,8 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
                 (OF_ROWS.contains(condition.column()) ? ofRows : ofRecords).add(condition);
             }
         }
-        testsProperties = ofRows.stream().anyMatch(condition -> !condition.column().equals("queueOffset"));
+        testsProperties = !options.keys.isEmpty()
+                || ofRows.stream().anyMatch(condition -> !condition.column().equals("queueOffset"));
         vectors = OnHeapColumnVector.allocateColumns(Math.min(options.batchRows, RecordWalk.ROWS_MAX), plan.columns());
         batch = new ColumnarBatch(vectors);
         columns = new Columns(plan.columns(), options, vectors, rows, !testsProperties);
@@ -186,7 +190,7 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
         if (testsProperties) {
             columns.readProperties(walk);
         }
-        if (!ofRows.isEmpty()) {
+        if (!ofRows.isEmpty() || !options.keys.isEmpty()) {
             keepMatching();
         }
         if (rows.count == 0) {
@@ -290,7 +294,23 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
         rows.count = kept;
     }
 
+    private boolean hasKey(int row) {
+        if (options.keys.contains(text(row, rows.uniqueKeys))) {
+            return true;
+        }
+        return BLANKS.splitAsStream(text(row, rows.keys)).anyMatch(options.keys::contains);
+    }
+
+    private String text(int row, Rows.Texts texts) {
+        return texts.length[row] < 0
+                ? ""
+                : new String(rows.properties[row], texts.at[row], texts.length[row], StandardCharsets.UTF_8);
+    }
+
     private boolean meetsRow(int row) {
+        if (!options.keys.isEmpty() && !hasKey(row)) {
+            return false;
+        }
         for (Condition condition : ofRows) {
             boolean met = switch (condition.column()) {
                 case "queueOffset" -> condition.meets(columns.queueOffset(walk, row));
