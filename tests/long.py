@@ -73,6 +73,9 @@ KINDS: dict[str, dict[str, Program]] = {
         "spark-kafka": Program(
             "bench/spark_kafka.py", f"a stream of a million messages beside Spark's Kafka source; {_APACHE}"
         ),
+        "lite": Program(
+            "bench/lite_bench.py", "a million lite topics, appends, waiting readers, 10,000 sessions; 20 minutes"
+        ),
         "recovery": Program("bench/recovery_bench.py", "seconds until a killed store is ready: 16,000 queues, 2 GiB"),
         "archive": Program("bench.archive_bench", "reading from an archive beside the log it was made of"),
     },
