@@ -147,7 +147,7 @@ class StreamReader:
         return PullMessageRequest(
             consumer_group=TOOLS_GROUP,
             topic=self._parent,
-            queue_id=queue.queue_id,
+            queue_id=0,  # that of the light queue: Apache's broker reads it from the header
             queue_offset=number,
             max_msg_nums=self._count_max,
             sys_flag=_HOLDS if holds else _FLAGS,
