@@ -1,7 +1,7 @@
 """Answers that reach the browser word by word, also after a lost connection or a restart of the service.
 
 uvicorn --app-dir examples sse_chat:app                            # then open http://localhost:8000
-curl -X POST localhost:8000/answers/42                             # ask: an answer is written
+curl -X POST localhost:8000/answers/42                             # write an answer
 curl -N localhost:8000/answers/42                                  # its words, each with its id
 curl -N localhost:8000/answers/42 -H 'Last-Event-ID: 1.2.42'       # the words after this one
 """
@@ -17,14 +17,13 @@ import rmqkit
 from rmqkit.sse import EventStreamResponse
 
 PAGE = """<!doctype html><button onclick="ask()">Ask</button> <p id="answer"></p><script>
-async function ask() {
+function ask() {
   const name = Date.now(), answer = document.getElementById("answer")
-  await fetch("/answers/" + name, { method: "POST" })
+  fetch("/answers/" + name, { method: "POST" })
   const words = new EventSource("/answers/" + name)
   words.onmessage = event => answer.append(event.data)
   words.addEventListener("end", () => words.close())
 }</script>"""
-writing: set[asyncio.Task[None]] = set()
 
 
 @asynccontextmanager
@@ -36,21 +35,16 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 app = FastAPI(lifespan=lifespan)
 
 
-async def write(name: str) -> None:  # in place of a language model
-    for word in "Streams outlive the connection that reads them".split():
+@app.post("/answers/{name}")
+async def write(name: str) -> None:
+    for word in "Streams outlive the connection that reads them".split():  # in place of a language model
         await app.state.streams.append(name, f"{word} ")
         await asyncio.sleep(0.02)
     await app.state.streams.finish(name)
 
 
-@app.post("/answers/{name}", status_code=202)
-async def ask(name: str) -> None:
-    writing.add(task := asyncio.create_task(write(name)))
-    task.add_done_callback(writing.discard)
-
-
 @app.get("/answers/{name}")
-async def answer(name: str) -> EventStreamResponse:
+async def follow(name: str) -> EventStreamResponse:
     return EventStreamResponse(app.state.streams, name)
 
 

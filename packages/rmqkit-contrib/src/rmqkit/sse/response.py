@@ -20,7 +20,7 @@ again, it gets the status 410 or 400.
 
 A browser that reads slowly delays the next request for events. At most one batch of events waits for it, so its memory
 is bounded. If the server accepts no data for ``stalled_after`` seconds, the response stops without its end. When the
-browser disconnects, the request that the broker holds is dropped.
+browser disconnects, the response stops, and the answer of a request that the broker still holds is ignored.
 
 Not handled here: CORS, authentication and compression belong to the application and its middlewares.
 """
