@@ -471,6 +471,29 @@ async def test_fastapi_accepts_it_as_a_response(tmp_path):
         assert (await Browser(app, "/chats/a$b").end()).status == 400
 
 
+async def test_a_middleware_of_fastapi_passes_events_as_they_arrive_and_the_disconnect(tmp_path):
+    async with opened(tmp_path) as (_, streams):
+        app = FastAPI()
+
+        @app.get("/{chat}")
+        async def follow(chat: str) -> EventStreamResponse:
+            return EventStreamResponse(streams, chat)
+
+        @app.middleware("http")
+        async def note(request, call_next):
+            response = await call_next(request)
+            response.headers["x-noted"] = "yes"
+            return response
+
+        await streams.append("s", "a")
+        browser = Browser(app, "/s")
+        await browser.has(1)
+        assert (browser.headers["x-noted"], browser.words) == ("yes", ["a"])
+        browser.leave()
+        await browser.task
+        assert tasks_of_responses() == []
+
+
 async def test_starlette_accepts_it_as_a_response(tmp_path):
     async with opened(tmp_path) as (_, streams):
 
