@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 
 import rmqkit
-from rmqkit.sse import EventStreamResponse
+from rmqkit.sse import EventStreamResponse, ends_with_server
 
 PAGE = """<!doctype html><button onclick="ask()">Ask</button> <p id="answer"></p><script>
 function ask() {
@@ -28,7 +28,7 @@ function ask() {
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with rmqkit.streams.embedded("data", expire_after=3600) as app.state.streams:
+    async with rmqkit.streams.embedded("data", expire_after=3600) as app.state.streams, ends_with_server():
         yield
 
 

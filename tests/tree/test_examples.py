@@ -172,6 +172,20 @@ def test_a_browser_misses_no_word_when_the_service_is_killed_and_starts_on_anoth
     assert "".join(word for _, word in words).strip() == "Streams outlive the connection that reads them"
 
 
+@pytest.mark.slow
+def test_the_chat_stops_while_a_browser_waits_for_more_words(tmp_path):
+    chat = Chat(tmp_path)
+    try:
+        with urllib.request.urlopen(chat.request("/answers/43"), timeout=SECONDS_MAX) as answer:
+            assert answer.readline() == b"retry: 2000\n"
+            chat.process.terminate()
+            assert answer.read() == b"\n", "the response is complete"
+        _, log = chat.process.communicate(timeout=SECONDS_MAX)
+    finally:
+        chat.kill()
+    assert "Traceback" not in log and "ERROR" not in log
+
+
 def test_the_readme_shows_a_part_of_the_example():
     readme, example = (ROOT / "README.md").read_text(), (EXAMPLES / "sse_chat.py").read_text()
     (shown,) = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import re
+import signal
 import sys
 from datetime import timedelta
 
@@ -16,7 +17,7 @@ from starlette.routing import Route
 
 import rmqkit
 from rmqkit.errors import ClientError, SettingsError, TimeIllegal
-from rmqkit.sse import EventStreamResponse
+from rmqkit.sse import EventStreamResponse, end_responses, ends_with_server
 from rmqkit.sse.frames import content_frame, frame
 from tests.streams.test_streams import PARENT, Servers, opened
 
@@ -428,6 +429,54 @@ async def test_a_server_that_cancels_a_response_leaves_no_task(tmp_path):
         with pytest.raises(asyncio.CancelledError):
             await browser.task
         assert tasks_of_responses() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_completes_the_open_responses_and_reaches_the_handler_of_the_server(tmp_path, number):
+    got = []
+    before = signal.signal(number, lambda *given: got.append(given[0]))
+    try:
+        async with opened(tmp_path) as (_, streams):
+            await streams.append("s", "a")
+            async with ends_with_server():
+                browsers = [Browser(EventStreamResponse(streams, "s")) for _ in range(3)]
+                for browser in browsers:
+                    await browser.has(1)
+                signal.raise_signal(number)
+                for browser in browsers:
+                    assert (await browser.end()).words == ["a"], "without the type `end`: a browser connects again"
+                assert (got, tasks_of_responses()) == ([number], [])
+                assert (await answered(streams, last_id="1.7")).status == 400, "later requests are answered"
+            signal.raise_signal(number)
+            assert got == [number] * 2
+    finally:
+        assert signal.signal(number, before) is not None
+
+
+async def test_a_response_that_waits_for_the_broker_begins_and_ends_when_the_server_stops(tmp_path):
+    async with opened(tmp_path) as (servers, streams):
+        await streams.append("s", "a")
+        await servers.stop_broker()
+        browser = Browser(EventStreamResponse(streams, "s"))
+        await asyncio.sleep(1)
+        end_responses()
+        assert (await browser.end()).status == 200, "a browser does not connect again after a 503"
+
+
+async def test_without_a_handler_of_a_server_signals_are_left_alone():
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        async with ends_with_server():
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        asyncio_thread = asyncio.to_thread(lambda: asyncio.run(_entered()))
+        assert await asyncio_thread == signal.SIG_DFL, "another thread cannot handle signals"
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+async def _entered():
+    async with ends_with_server():
+        return signal.getsignal(signal.SIGTERM)
 
 
 async def test_closed_streams_are_an_error_of_the_application(tmp_path):

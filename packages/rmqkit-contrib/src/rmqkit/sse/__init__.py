@@ -14,9 +14,11 @@ a response. This package has no dependencies.
 ==========  ==========================================================================================================
 `frames`    the text format of server-sent events
 `response`  `EventStreamResponse`: the place of the first event, the status, pings, slow and lost browsers
+`shutdown`  `ends_with_server`: the end of open responses when the web server stops
 ==========  ==========================================================================================================
 """
 
 from rmqkit.sse.response import EventStreamResponse
+from rmqkit.sse.shutdown import end_responses, ends_with_server
 
-__all__ = ["EventStreamResponse"]
+__all__ = ["EventStreamResponse", "end_responses", "ends_with_server"]

@@ -35,6 +35,7 @@ from urllib.parse import parse_qs
 from rmqkit.errors import EventIdIllegal, MessageIllegal, SettingsError, StreamExpired
 from rmqkit.remoting.tasks import Tasks
 from rmqkit.sse.frames import END, PING, content_frame, frame, retry_frame
+from rmqkit.sse.shutdown import OPEN
 from rmqkit.streams import Event, StreamReader, Streams
 from rmqkit.times import Duration, duration_ms
 
@@ -133,8 +134,10 @@ class EventStreamResponse(Response):
         try:
             starting = tasks.own(reader.start(), "start of an event stream")
             gone = tasks.own(_until_disconnect(receive), "disconnect of an event stream")
+            OPEN.add(gone)
+            gone.add_done_callback(OPEN.discard)
             await asyncio.wait({starting, gone}, timeout=_START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            if gone.done():
+            if gone.done() and not gone.cancelled():
                 gone.result()
                 return
             refusal = _refusal(starting) if starting.done() else None
@@ -161,8 +164,11 @@ class EventStreamResponse(Response):
                 done, _ = await asyncio.wait(
                     {following, gone}, timeout=self._ping_seconds, return_when=asyncio.FIRST_COMPLETED
                 )
-                if gone in done:
+                if gone in done and not gone.cancelled():
                     gone.result()
+                    return
+                if gone in done:  # the server stops
+                    await self._send(send, b"", more_body=False)
                     return
                 if not done:
                     await self._send(send, PING)
