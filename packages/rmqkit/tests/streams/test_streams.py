@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 import rmqkit
@@ -16,6 +17,7 @@ from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.topics import TopicConfig
+from rmqkit.rpc import PullStatus
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from rmqkit.streams.event import LAST, Place, event_id, place_of, stream_of
@@ -193,6 +195,29 @@ async def test_the_newest_event_of_a_long_stream_is_found_near_its_end(tmp_path)
         streams._runtime.calls.pull = noted
         assert (await streams.last("s")).text == str(KEYS_KEPT + 499)
         assert min(pulls[1:]) == 500
+
+
+@pytest.mark.parametrize("options", [{"after": "1.2"}, {"follow": False}, {}])
+async def test_a_reader_does_not_hurry_a_broker_that_has_fewer_events_than_it_had(tmp_path, options):
+    """A slave that becomes the master may lack the newest events for a while."""
+    async with opened(tmp_path) as (_, streams):
+        await asyncio.gather(*(streams.append("s", str(i)) for i in range(5)))
+        pulls, pull = [], streams._runtime.calls.pull
+
+        async def lagging(address, header, timeout_ms):
+            pulls.append(asyncio.get_running_loop().time())
+            pulled = await pull(address, header, timeout_ms)
+            if pulls[0] < pulls[-1] < pulls[0] + 20:
+                return msgspec.structs.replace(
+                    pulled, status=PullStatus.OFFSET_ILLEGAL, next_begin_offset=0, max_offset=0, body=b""
+                )
+            return pulled
+
+        streams._runtime.calls.pull = lagging
+        reading = streams.read("s", **options)
+        texts = [(await anext(reading)).text for _ in range(2)]
+        assert texts == (["3", "4"] if "after" in options else ["0", "1"])
+        assert 30 < len(pulls) < 60
 
 
 async def test_a_reader_of_streams_that_are_closed_gets_an_error(tmp_path):
