@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
@@ -424,7 +425,6 @@ async def test_embedded_streams_need_no_server_and_last(tmp_path):
         async with rmqkit.streams.embedded(tmp_path / "data") as streams:
             await streams.append("s", "a")
             assert await texts(streams, "s") == expected
-    assert not (tmp_path / "data" / "streams.address").exists()
 
 
 async def test_a_second_user_of_a_folder_connects_to_the_first(tmp_path):
@@ -435,6 +435,35 @@ async def test_a_second_user_of_a_folder_connects_to_the_first(tmp_path):
         assert (first.is_owner, second.is_owner) == (True, False)
         await writer.append("s", "a")
         assert await texts(reader, "s") == ["a"]
+
+
+async def test_a_user_of_a_folder_continues_when_another_process_runs_the_servers(tmp_path):
+    async with AsyncExitStack() as stack:
+        async with rmqkit.streams.embedded(tmp_path) as first:
+            other = await stack.enter_async_context(rmqkit.streams.embedded(tmp_path))
+            await first.append("s", "a")
+            reading = other.read("s")
+            assert (await anext(reading)).text == "a"
+            following = asyncio.create_task(anext(reading))
+            await asyncio.sleep(1)
+        await asyncio.sleep(5)
+        third = rmqkit.streams.embedded(tmp_path)
+        writer = await stack.enter_async_context(third)
+        assert third.is_owner
+        await writer.append("s", "b")
+        assert (await following).text == "b"
+        await other.append("s", "c")
+        assert await texts(writer, "s") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("found", ["taken", "", "nonsense", "127.0.0.1:0", "127.0.0.1:99999"])
+async def test_a_port_that_is_taken_or_unknown_is_replaced(tmp_path, found):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}" if found == "taken" else found
+        (tmp_path / "streams.address").write_text(address)
+        async with rmqkit.streams.embedded(tmp_path) as streams:
+            await streams.append("s", "a")
+            assert (tmp_path / "streams.address").read_text() not in ("", address)
 
 
 def test_ids():
