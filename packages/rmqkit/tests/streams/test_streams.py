@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 import rmqkit
@@ -16,6 +18,7 @@ from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.topics import TopicConfig
+from rmqkit.rpc import PullStatus
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from rmqkit.streams.event import LAST, Place, event_id, place_of, stream_of
@@ -193,6 +196,29 @@ async def test_the_newest_event_of_a_long_stream_is_found_near_its_end(tmp_path)
         streams._runtime.calls.pull = noted
         assert (await streams.last("s")).text == str(KEYS_KEPT + 499)
         assert min(pulls[1:]) == 500
+
+
+@pytest.mark.parametrize("options", [{"after": "1.2"}, {"follow": False}, {}])
+async def test_a_reader_does_not_hurry_a_broker_that_has_fewer_events_than_it_had(tmp_path, options):
+    """A slave that becomes the master may lack the newest events for a while."""
+    async with opened(tmp_path) as (_, streams):
+        await asyncio.gather(*(streams.append("s", str(i)) for i in range(5)))
+        pulls, pull = [], streams._runtime.calls.pull
+
+        async def lagging(address, header, timeout_ms):
+            pulls.append(asyncio.get_running_loop().time())
+            pulled = await pull(address, header, timeout_ms)
+            if pulls[0] < pulls[-1] < pulls[0] + 20:
+                return msgspec.structs.replace(
+                    pulled, status=PullStatus.OFFSET_ILLEGAL, next_begin_offset=0, max_offset=0, body=b""
+                )
+            return pulled
+
+        streams._runtime.calls.pull = lagging
+        reading = streams.read("s", **options)
+        texts = [(await anext(reading)).text for _ in range(2)]
+        assert texts == (["3", "4"] if "after" in options else ["0", "1"])
+        assert 30 < len(pulls) < 60
 
 
 async def test_a_reader_of_streams_that_are_closed_gets_an_error(tmp_path):
@@ -399,7 +425,6 @@ async def test_embedded_streams_need_no_server_and_last(tmp_path):
         async with rmqkit.streams.embedded(tmp_path / "data") as streams:
             await streams.append("s", "a")
             assert await texts(streams, "s") == expected
-    assert not (tmp_path / "data" / "streams.address").exists()
 
 
 async def test_a_second_user_of_a_folder_connects_to_the_first(tmp_path):
@@ -410,6 +435,35 @@ async def test_a_second_user_of_a_folder_connects_to_the_first(tmp_path):
         assert (first.is_owner, second.is_owner) == (True, False)
         await writer.append("s", "a")
         assert await texts(reader, "s") == ["a"]
+
+
+async def test_a_user_of_a_folder_continues_when_another_process_runs_the_servers(tmp_path):
+    async with AsyncExitStack() as stack:
+        async with rmqkit.streams.embedded(tmp_path) as first:
+            other = await stack.enter_async_context(rmqkit.streams.embedded(tmp_path))
+            await first.append("s", "a")
+            reading = other.read("s")
+            assert (await anext(reading)).text == "a"
+            following = asyncio.create_task(anext(reading))
+            await asyncio.sleep(1)
+        await asyncio.sleep(5)
+        third = rmqkit.streams.embedded(tmp_path)
+        writer = await stack.enter_async_context(third)
+        assert third.is_owner
+        await writer.append("s", "b")
+        assert (await following).text == "b"
+        await other.append("s", "c")
+        assert await texts(writer, "s") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("found", ["taken", "", "nonsense", "127.0.0.1:0", "127.0.0.1:99999"])
+async def test_a_port_that_is_taken_or_unknown_is_replaced(tmp_path, found):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}" if found == "taken" else found
+        (tmp_path / "streams.address").write_text(address)
+        async with rmqkit.streams.embedded(tmp_path) as streams:
+            await streams.append("s", "a")
+            assert (tmp_path / "streams.address").read_text() not in ("", address)
 
 
 def test_ids():

@@ -105,7 +105,7 @@ class StreamReader(AsyncIterator[Event]):
             batch, self._ready = self._ready, []
             yield batch
         while not self._is_over and (self._follows or self._number < self._end):
-            batch = self._taken(await self._pull(self._number, self._epoch, holds=self._follows))
+            batch = await self._fetch(holds=self._follows)
             if batch:
                 yield batch
 
@@ -133,7 +133,17 @@ class StreamReader(AsyncIterator[Event]):
             raise self._expired(f"the first stored event is {pulled.min_offset}")
         self._epoch, self._number = after.epoch, max(pulled.min_offset, after.number + 1 - KEYS_KEPT)
         while self._number <= after.number:
-            self._ready += self._taken(await self._pull(self._number, self._epoch, holds=False))
+            self._ready += await self._fetch(holds=False)
+
+    async def _fetch(self, *, holds: bool) -> list[Event]:
+        """Pull once, and return the new events. If the broker has fewer events than were read before, as after a change
+        of the master, wait a moment, because such a pull is not held."""
+        number = self._number
+        pulled = await self._pull(number, self._epoch, holds=holds)
+        events = self._taken(pulled)
+        if self._number <= number and not (holds and pulled.status is PullStatus.NO_NEW_MESSAGE):
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return events
 
     def _taken(self, pulled: Pulled) -> list[Event]:
         """Return the events of an answer that are after the place and not repeated, up to the last event."""
@@ -204,7 +214,7 @@ class StreamReader(AsyncIterator[Event]):
         return PullMessageRequest(
             consumer_group=TOOLS_GROUP,
             topic=self._parent,
-            queue_id=queue.queue_id,
+            queue_id=0,  # that of the light queue: Apache's broker reads it from the header
             queue_offset=number,
             max_msg_nums=self._count_max,
             sys_flag=_HOLDS if holds else _FLAGS,
