@@ -83,7 +83,7 @@ class SessionEvents(EventStore):
         is_response = stream_id != GET_STREAM_KEY and isinstance(message, JSONRPCResponse | JSONRPCError)
         self._running.add(stream)
         try:
-            event_id = await self._append(stream, _data(message), last=is_response)
+            event_id = await self._streams.append(stream, _data(message), last=is_response)
         except (MessageIllegal, PeerRefused) as error:
             self._report(stream, error)
             event_id = (
@@ -152,13 +152,10 @@ class SessionEvents(EventStore):
     async def _append_failure(self, stream: str, why: str) -> EventId:
         """Store an error as the response of a request. Return its id, or an empty text if it could not be stored."""
         try:
-            return await self._append(stream, _data(_failure(why)), last=True)
+            return await self._streams.append(stream, _data(_failure(why)), last=True)
         except RmqError as error:
             self._report(stream, error)
             return ""
-
-    async def _append(self, stream: str, data: bytes, *, last: bool) -> EventId:
-        return await self._streams.append(stream, data, last=last)
 
     def _report(self, stream: str, error: RmqError) -> None:
         """Log the first of a series of failures."""
