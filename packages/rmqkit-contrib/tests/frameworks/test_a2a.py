@@ -78,7 +78,10 @@ async def begun(processes):
 @pytest.mark.real_time
 @pytest.mark.parametrize(
     ("store", "old"),
-    [("versions", []), ("no-versions", ["task with 0 parts", "part 0", "part 1", "part 2"])],
+    [
+        ("no-versions", ["task with 0 parts", "part 0", "part 1", "part 2"]),
+        pytest.param("versions", [], marks=pytest.mark.slow),
+    ],
 )
 async def test_a_subscription_after_a_kill_of_the_server_gets_every_event(tmp_path, store, old):
     async with asyncio.timeout(SECONDS_MAX):
