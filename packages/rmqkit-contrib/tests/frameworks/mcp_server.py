@@ -1,6 +1,6 @@
 """The MCP server of the tests: nothing in it is of rmqkit but the application. Arguments: port, folder, an option.
 
-The tool ``count`` reports progress, waits until a file exists, and returns.
+The tool ``count`` reports progress, and waits until a file exists after each second step.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ server = MCPServer("counter")
 
 @server.tool()
 async def count(to: int, ctx: Context) -> str:
-    """Report progress before and after a file exists."""
+    """Report progress. Wait for a file after each second step."""
     for i in range(to):
         await ctx.report_progress(i, to, f"step {i}")
-        while i == 1 and not (folder / "go").exists():
+        while i % 2 == 1 and not (folder / f"go-{i}").exists():
             await asyncio.sleep(0.02)
-    (folder / "done").touch()
     return f"counted to {to}"
 
 

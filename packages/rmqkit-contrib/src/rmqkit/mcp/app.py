@@ -38,6 +38,7 @@ def streamable_http_app(
     **options: Any,
 ) -> Starlette:
     """Return the application of a server, for uvicorn and other ASGI servers. Its sessions and events are in streams.
+    If you mount it in another application, enter ``app.router.lifespan_context(app)`` in the lifespan of the other one.
 
     Args:
         server: the server with its tools.
@@ -60,7 +61,7 @@ def streamable_http_app(
             manager = SessionManager(
                 plain.app, opened, single_process=single_process, **{name: getattr(plain, name) for name in _OPTIONS}
             )
-            endpoint.session_manager = manager
+            endpoint.session_manager = plain.app._session_manager = manager
             async with manager.run():
                 yield
 
