@@ -45,7 +45,7 @@ def files_of(root: Path) -> int:
 
 
 def test_a_hundred_thousand_lite_topics_need_few_files_and_little_memory(tmp_path):
-    settings = StoreSettings(message_index_enable=False)
+    settings = StoreSettings(message_index_enable=False, commit_log_file_bytes=64 << 20)
     root, dead = tmp_path / "store", tmp_path / "dead"
     with opened(root, settings) as store:
         put_names(store, range(1000))
