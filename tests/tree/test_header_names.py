@@ -81,8 +81,10 @@ REQUESTS = {
     200055: "consumerGroup* topic* queueId* bname",
     200070: "clientId* consumerGroup* topic* maxMsgNum* invisibleTime* pollTime* bornTime* attemptId bname "
             "resync",  # a field of rmqkit only
-    200073: "liteTopic* consumerGroup* clientId*", 200075: "topic*", 200076: "parentTopic* liteTopic*",
-    200077: "parentTopic* group* clientId* maxCount", 200078: "group* liteTopic topK", 200079: "group* clientId",
+    200073: "liteTopic* consumerGroup* clientId*", 200076: "parentTopic* liteTopic*",
+    200075: "topic* maxCount prefix after group withExpired",  # all but the first are fields of rmqkit only
+    200077: "parentTopic* group* clientId* maxCount", 200079: "group* clientId",
+    200078: "group* liteTopic topK maxClients",  # the last is a field of rmqkit only
 }  # fmt: skip
 
 RESPONSES = {
