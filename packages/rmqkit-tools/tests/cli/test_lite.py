@@ -220,6 +220,15 @@ def test_mqadmin_s_commands_have_their_own_options(rmq, chats):
     assert "looked at again" in admin("triggerLiteDispatch", "-p", chats, "-g", "answers")
 
 
+def test_a_group_that_gets_nothing_is_explained(rmq, chats):
+    found = rmq("explain", chats, "t-1", "answers")
+    assert found.returncode == 0
+    assert found.stdout.startswith("no client online: No client of group answers is online.\n")
+    assert rmq("explain", chats, "never", "answers").returncode == 5
+    past = json.loads(rmq("explain", chats, "s-1", "answers", "-o", 0, "--json").stdout)
+    assert past["cause"] == "consumed"
+
+
 def test_every_verb_has_help():
     for name in LITE.list_commands(None):
         assert LITE.get_command(None, name).help

@@ -131,7 +131,8 @@ class GroupAt(Struct, rename="camel", kw_only=True):
 
 class LiteAt(Struct, rename="camel", kw_only=True):
     """A lite topic at a broker. ``expires_at`` is -1 if it never expires. ``epoch`` and ``is_live`` are None at a
-    broker that does not report lives. ``is_chosen``: new messages go to this broker."""
+    broker that does not report lives. ``is_chosen``: new messages go to this broker. ``has_lists``: the broker lists
+    names and lives, which only rmqkit's brokers do."""
 
     broker_name: str
     min_offset: int = 0
@@ -141,6 +142,7 @@ class LiteAt(Struct, rename="camel", kw_only=True):
     epoch: int | None = None
     is_live: bool | None = None
     is_chosen: bool = True
+    has_lists: bool = True
 
 
 class LiteView(Struct, rename="camel", kw_only=True):
@@ -298,50 +300,49 @@ class Lite:
         Raises SettingsError: the name is not allowed."""
         _check_name(name)
         view = LiteView(parent=parent, lite_topic=name)
-        masters = await self._calls.masters_of_topic(parent)
-        for broker, address in masters.items():
-            code, header = RequestCode.GET_LITE_TOPIC_INFO, LiteTopicRequest(parent, name)
-            info = await self._calls.fetch(LiteTopicInfo, address, code, header)
-            about = await self._info(address, ParentTopicRequest(topic=parent))
-            row = await self._row(address, parent, name)
-            offsets = info.topic_offset
-            place = LiteAt(
-                broker_name=broker,
-                min_offset=offsets.min_offset,
-                max_offset=offsets.max_offset,
-                last_update_timestamp=offsets.last_update_timestamp,
-                is_chosen=info.sharding_to_broker,
-            )
-            if about.ttl > 0 and offsets.last_update_timestamp > 0:
-                place.expires_at = offsets.last_update_timestamp + about.ttl * _MINUTE_MS
-            if row is not None:
-                place.expires_at, place.epoch, place.is_live = row.expires_at, row.epoch, row.is_live
+        for broker, address in (await self._calls.masters_of_topic(parent)).items():
+            place, clients = await self.place_at(broker, address, parent, name)
             view.places.append(place)
-            clients: dict[str, list[str]] = {group: [] for group in about.groups}
-            for one in info.subscriber:
-                clients.setdefault(one.group, []).append(one.client_id)
             for group, ids in clients.items():
-                view.groups.append(await self._group_at(broker, address, parent, name, group, sorted(ids)))
+                view.groups.append(await self.group_at(broker, address, parent, name, group, ids))
         return view
 
-    async def _group_at(
+    async def place_at(self, broker: str, address: str, parent: str, name: str) -> tuple[LiteAt, dict[str, list[str]]]:
+        """Return a lite topic at one broker, and its subscribers by group, for each group of the parent."""
+        code, header = RequestCode.GET_LITE_TOPIC_INFO, LiteTopicRequest(parent, name)
+        info = await self._calls.fetch(LiteTopicInfo, address, code, header)
+        about = await self._info(address, _one(parent, name))
+        row = _row_of(about, name)
+        offsets = info.topic_offset
+        place = LiteAt(
+            broker_name=broker,
+            min_offset=offsets.min_offset,
+            max_offset=offsets.max_offset,
+            last_update_timestamp=offsets.last_update_timestamp,
+            is_chosen=info.sharding_to_broker,
+            has_lists=about.lite_topics is not UNSET,
+        )
+        if about.ttl > 0 and offsets.last_update_timestamp > 0:
+            place.expires_at = offsets.last_update_timestamp + about.ttl * _MINUTE_MS
+        if row is not None:
+            place.expires_at, place.epoch, place.is_live = row.expires_at, row.epoch, row.is_live
+        clients: dict[str, list[str]] = {group: [] for group in about.groups}
+        for one in info.subscriber:
+            clients.setdefault(one.group, []).append(one.client_id)
+        return place, {group: sorted(ids) for group, ids in clients.items()}
+
+    async def group_at(
         self, broker: str, address: str, parent: str, name: str, group: str, clients: list[str]
     ) -> GroupAt:
+        """Return a group in a lite topic at one broker."""
         info = await self._group_info(address, LiteGroupRequest(group=group, lite_topic=name, top_k=0))
         found = GroupAt(group=group, broker_name=broker, lag=info.total_lag_count, clients=clients)
         if info.lite_topic_offset_wrapper is not None:
             found.consumer_offset = info.lite_topic_offset_wrapper.consumer_offset
-        row = await self._row(address, parent, name, group)
+        row = _row_of(await self._info(address, _one(parent, name, group)), name)
         if row is not None:
             found.unacked_count, found.free_at = row.unacked_count, row.free_at
         return found
-
-    async def _row(self, address: str, parent: str, name: str, group: str | None = None) -> LiteTopicRow | None:
-        """Return the row of one name, live or expired; None if the broker does not know the name, or has no lists."""
-        header = ParentTopicRequest(topic=parent, max_count=1, prefix=name, with_expired=True, group=group)
-        listed = (await self._info(address, header)).lite_topics
-        first = None if listed is UNSET or not listed else listed[0]
-        return first if first is not None and first.lite_topic == name else None
 
     async def holders(self, parent: str, name: str) -> dict[str, str]:
         """Return the addresses of the brokers that have messages of a lite topic, by broker name.
@@ -498,7 +499,7 @@ class Lite:
             return []
         rows = []
         for client_id in sorted(one.client_id for one in connection.connection_set)[:_CLIENTS_MAX]:
-            info = await self._client_at(address, parent, group, client_id, 1)
+            info = await self.client_at(address, parent, group, client_id, 1)
             row = LiteClientRow(client_id=client_id, lite_topic_count=max(0, info.lite_topic_count))
             row.last_access_time, row.last_consume_time = max(0, info.last_access_time), info.last_consume_time
             rows.append(row)
@@ -510,7 +511,7 @@ class Lite:
         found = {}
         masters = await self._calls.masters_of_topic(parent)
         for broker, address in masters.items():
-            info = await self._client_at(address, parent, group, client_id, count)
+            info = await self.client_at(address, parent, group, client_id, count)
             if info.lite_topic_count >= 0:
                 info.lite_topic_set = sorted(short_name(one) for one in info.lite_topic_set or ())
                 found[broker] = info
@@ -556,7 +557,8 @@ class Lite:
     async def _group_info(self, address: str, header: LiteGroupRequest) -> LiteGroupInfo:
         return await self._calls.fetch(LiteGroupInfo, address, RequestCode.GET_LITE_GROUP_INFO, header)
 
-    async def _client_at(self, address: str, parent: str, group: str, client_id: str, count: int) -> LiteClientInfo:
+    async def client_at(self, address: str, parent: str, group: str, client_id: str, count: int) -> LiteClientInfo:
+        """Return the lite topics of a client at one broker. An unknown client has the count -1."""
         code = RequestCode.GET_LITE_CLIENT_INFO
         header = LiteClientRequest(parent_topic=parent, group=group, client_id=client_id, max_count=count)
         return await self._calls.fetch(LiteClientInfo, address, code, header)
@@ -570,6 +572,17 @@ def _with(kind: type[S], row: Struct, broker: str) -> S:
     """Return a row of a broker with the broker's name."""
     fields: dict[str, Any] = {name: getattr(row, name) for name in row.__struct_fields__}
     return kind(**fields, broker_name=broker)
+
+
+def _one(parent: str, name: str, group: str | None = None) -> ParentTopicRequest:
+    """Return the request for the row of one lite topic, live or expired."""
+    return ParentTopicRequest(topic=parent, max_count=1, prefix=name, with_expired=True, group=group)
+
+
+def _row_of(info: ParentTopicInfo, name: str) -> LiteTopicRow | None:
+    """Return the row of a lite topic; None if the broker does not know the name, or has no lists."""
+    first = None if info.lite_topics is UNSET or not info.lite_topics else info.lite_topics[0]
+    return first if first is not None and first.lite_topic == name else None
 
 
 def _check_name(name: str) -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqkit.cli.frame.nouns import Broker, Cluster, Group, Named, Noun, View, Yes, confirm
-from rmqkit.cli.frame.printing import time_text
+from rmqkit.cli.frame.printing import columns, time_text
+from rmqkit.errors import ExitCode
 
 if TYPE_CHECKING:
     from rmqkit.admin import Admin
@@ -106,7 +107,8 @@ async def parent_topic(admin: Admin, parent: Parent) -> View:
         }
         for one in groups
     ]
-    none = f"no group is bound to it; create one: rmq group create GROUP --attributes +lite.bind.topic={shlex.quote(parent)}"
+    create = f"rmq group create GROUP --attributes +lite.bind.topic={shlex.quote(parent)}"
+    none = f"no group is bound to it; create one: {create}"
     troubles = [one.trouble for one in groups if one.trouble]
     return View({"topic": found, "groups": groups}, [[_parent_row(found)], "", rows or none, *troubles])
 
@@ -318,3 +320,31 @@ async def dispatch(
 ) -> list[Done]:
     """Make brokers look at all lite topics of a group again, and deliver what is there."""
     return await admin.lite.dispatch(group, client_id, broker)
+
+
+@LITE.verb("explain")
+async def explain(
+    admin: Admin,
+    parent: Parent,
+    name: Name,
+    group: Group,
+    number: Annotated[
+        int | None, typer.Option("-o", "--number", min=0, help="Number of a message in it.", show_default=False)
+    ] = None,
+    client_id: Annotated[
+        str | None, typer.Option("-c", "--client-id", help="Client that gets nothing.", show_default=False)
+    ] = None,
+    user: Annotated[
+        str, typer.Option("-u", "--user", help="Check the rights of this user, too.", show_default=False)
+    ] = "",
+) -> View:
+    """Explain why a group gets no messages of a lite topic: the cause, the evidence, and the remedy.
+
+    The exit code is 5 if the parent, the group or the lite topic does not exist."""
+    from rmqkit.admin.diagnosis.lite_causes import UNKNOWN_LITE
+    from rmqkit.admin.explain_lite import explain_lite
+    from rmqkit.cli.admin.message import page
+
+    found = await explain_lite(admin, parent, name, group, number=number, client_id=client_id, user=user)
+    code = ExitCode.UNKNOWN if found.cause in UNKNOWN_LITE else ExitCode.DONE
+    return View(found, list(page(found, columns())), code)
