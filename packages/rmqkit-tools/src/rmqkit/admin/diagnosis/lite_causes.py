@@ -298,12 +298,11 @@ def _subscription(f: LiteFacts) -> _Verdict | None:
         )  # fmt: skip
     if (why := _quota(f)) is not None:
         return LiteCause.QUOTA, why
-    who = _("client {client}", **named) if f.client_id is not None else _("no client")
-    return LiteCause.NOT_SUBSCRIBED, (
-        _("{who} of group {group} does not subscribe to lite topic {name}", who=who, **named)
-        if f.client_id is not None
-        else _("{who} of group {group} subscribes to lite topic {name}", who=who, **named)
-    )
+    if f.client_id is not None:
+        text = _("client {client} of group {group} does not subscribe to lite topic {name}", **named)
+    else:
+        text = _("no client of group {group} subscribes to lite topic {name}", **named)
+    return LiteCause.NOT_SUBSCRIBED, text
 
 
 def _quota(f: LiteFacts) -> str | None:
