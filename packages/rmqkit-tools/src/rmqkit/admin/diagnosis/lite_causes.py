@@ -76,7 +76,7 @@ class LiteCause(Reason):
     )
     TOO_MANY = (
         marked("too many lite topics"),
-        marked("raise maxLmqConsumeQueueNum, or let unused lite topics expire (lite.topic.expiration)"),
+        marked("raise maxLiteTopicNum, or let unused lite topics expire (lite.topic.expiration)"),
     )
     EXPIRED = (
         marked("expired"),
