@@ -77,7 +77,8 @@ REQUESTS = {
     200051: "consumerGroup* topic* queueId* extraInfo* offset* bname liteTopic",
     200052: "topic* queueId* maxMsgNums* consumerGroup* bname",
     200053: "consumerGroup* topic* queueId* extraInfo* offset* invisibleTime* bname suspend liteTopic",
-    200054: "consumerGroup* topic* queueId* pollTime* bornTime* order attemptId bname expType exp",
+    200054: "consumerGroup* topic* queueId* pollTime* bornTime* order attemptId bname expType exp "
+            "isLiteConsumer clientId",
     200055: "consumerGroup* topic* queueId* bname",
     200070: "clientId* consumerGroup* topic* maxMsgNum* invisibleTime* pollTime* bornTime* attemptId bname "
             "resync",  # a field of rmqkit only

@@ -258,6 +258,21 @@ class LiteService:
         client.consumed_ms = now
         return popped
 
+    def has_messages(self, group: LiteGroup, client: LiteClient) -> bool:
+        """Return True if a pop of a client would find messages. Names without one are dirty no more."""
+        now = self._clock.now_ms()
+        dirty = group.dirty if group.is_wildcard else client.dirty
+        while dirty:
+            name = next(iter(dirty))
+            slot = self._table.find(group.parent, name)
+            if slot is not None and self._table.is_live(slot):
+                batch = group.batches.get(slot)
+                is_free = batch is None or batch.free_at <= now
+                if is_free and self._table.ends[slot] > self.offset_of(group, slot):
+                    return True
+            del dirty[name]  # it becomes dirty again when its batch is free, or with its next message
+        return False
+
     def _take(self, group: LiteGroup, name: str, count_max: int, now: int, attempt_id: str | None) -> _Taken | None:
         """Return the next messages of a lite topic, or None if it has none or a batch is out."""
         slot = self._table.find(group.parent, name)
