@@ -199,6 +199,25 @@ def test_a_deleted_lite_topic_is_gone_and_the_others_stay(rmq, chats, namesrv):
     assert "s-1" in rmq("list", chats).stdout
 
 
+@pytest.mark.parametrize(("to", "number"), [("first", 0), ("end", 3), ("2", 2), ("2020-01-01T00:00:00", 0)])
+def test_the_offset_of_a_group_is_reset(rmq, chats, namesrv, to, number):
+    made = ("group", "create", "moved", "-b", "broker-a", "--attributes", "+lite.bind.topic=Chats", "-n", namesrv)
+    assert not run(*made).returncode
+    assert (
+        rmq("reset", chats, "s-1", "moved", to).stdout == f"broker-a: group moved continues at number {number} of s-1\n"
+    )
+    shown = json.loads(rmq("show", chats, "s-1", "--json").stdout)
+    assert next(one["consumerOffset"] for one in shown["groups"] if one["group"] == "moved") == number
+    assert not run("group", "delete", "moved", "-b", "broker-a", "--yes", "-n", namesrv).returncode
+
+
+def test_a_reset_to_nowhere_is_refused(rmq, chats):
+    found = rmq("reset", chats, "s-1", "answers", "soon")
+    assert found.returncode
+    assert "time 'soon' must be" in found.stderr
+    assert "not in consume queue range [0-3]" in rmq("reset", chats, "s-1", "answers", "9").stderr
+
+
 def test_a_dispatch_is_triggered(rmq, chats):
     assert rmq("dispatch", "answers").stdout == ("broker-a: the lite topics of group answers are looked at again\n")
     found = rmq("dispatch", "nobody")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 
 import msgspec
 import pytest
 
 from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.fastjson import loads
 from rmqkit.protocol.record import iter_records
 from tests.broker.cluster import Cluster
 from tests.broker.lite.lite_peer import GROUP, PARENT, LitePeer, lite_cluster, make_group, make_parent, send
@@ -269,3 +271,47 @@ async def test_several_deletions_are_one_request(lite):
     body = {"topicList": [f"%LMQ%${PARENT}$a", f"%LMQ%${PARENT}$b"]}
     answer = await lite.ask(RequestCode.DELETE_TOPIC_IN_BROKER_LIST, body)
     assert (answer.code, await rows(lite)) == (0, ([], None))
+
+
+# ---- resets of offsets
+
+
+async def reset(cluster, name="a", group=GROUP, **fields):
+    given = {"topic": f"%LMQ%${PARENT}${name}", "group": group, "timestamp": 0, "isForce": "true", **fields}
+    answer = await cluster.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, **given)
+    return [*loads(answer.payload)["offsetTable"].values()] if answer.code == 0 else (answer.code, answer.remark)
+
+
+async def test_a_reset_takes_the_batch_back_and_delivers_from_there(lite):
+    peer = LitePeer(lite)
+    await peer.subscribe("a")
+    await send(lite, "a", "0", "1", "2")
+    await peer.ack(*await peer.pop())
+    assert await peer.pop() == []
+    assert await reset(lite, offset=1, queueId=0) == [1]
+    assert [one.number for one in await peer.pop()] == [1, 2]
+    assert await reset(lite) == [0]
+    assert [one.number for one in await peer.pop()] == [0, 1, 2]
+    assert await reset(lite, timestamp=-1) == [3]
+    assert await peer.pop() == []
+    await send(lite, "a", "3")
+    assert [one.number for one in await peer.pop()] == [3]
+
+
+async def test_a_reset_to_a_time_begins_at_the_first_message_from_then_on(lite):
+    await send(lite, "a", "0")
+    await asyncio.sleep(10)  # virtual
+    since = lite.standalone.broker.context.clock.now_ms()
+    await send(lite, "a", "1")
+    assert await reset(lite, timestamp=since) == [1]
+    assert await reset(lite, offset=3, queueId=0) == [2], "the offset after the end means the end"
+
+
+async def test_refused_resets(lite):
+    await make_parent(lite, "LT2")
+    await make_group(lite, "LG2", "LT2")
+    await send(lite, "a", "0")
+    assert await reset(lite, "none") == (17, "Topic %LMQ%$LT$none does not exist")
+    assert await reset(lite, group="nobody") == (26, "Group nobody does not exist")
+    assert await reset(lite, group="LG2") == (29, "group type or bind topic not match.")
+    assert await reset(lite, offset=3, queueId=0) == (1, "Target offset 3 not in consume queue range [0-1]")

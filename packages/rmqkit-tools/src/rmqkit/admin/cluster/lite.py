@@ -40,6 +40,7 @@ from rmqkit.protocol.schemas.lite import (
     ParentTopicRequest,
     TriggerLiteDispatchRequest,
 )
+from rmqkit.protocol.schemas.offsets import ResetOffsetBody, ResetOffsetRequest
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
 from rmqkit.protocol.schemas.topics import TopicRequest
 from rmqkit.rpc import PullStatus
@@ -521,6 +522,28 @@ class Lite:
                 "client", client_id, asked, remedy=_("see its clients: rmq lite group {group}", group=group)
             )
         return found
+
+    async def reset(self, parent: str, name: str, group: str, target: int | None, *, since_ms: int = -1) -> list[Done]:
+        """Set a group's offset in a lite topic: to a number, or else to the first message since a time (-1: to the
+        end). Messages that it has not acknowledged are delivered again from there.
+        Raises UnknownName: no broker has messages of it. Raises PeerRefused: there is no such number or group."""
+        done = []
+        for broker, address in (await self.holders(parent, name)).items():
+            header = ResetOffsetRequest(
+                topic=lite_queue(parent, name),
+                group=group,
+                timestamp=since_ms,
+                is_force=True,
+                queue_id=0,
+                offset=target,
+            )
+            code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+            table = (await self._calls.fetch(ResetOffsetBody, address, code, header)).offset_table
+            at = next(iter(table.values()), target)
+            done.append(
+                Done(broker, _("group {group} continues at number {at} of {name}", group=group, at=at, name=name))
+            )
+        return done
 
     async def dispatch(self, group: str, client_id: str | None = None, broker: str | None = None) -> list[Done]:
         """Make brokers look again for messages of a lite group (``triggerLiteDispatch``).

@@ -308,6 +308,24 @@ async def delete(admin: Admin, parent: Parent, name: Name, yes: Yes = False) -> 
     return await admin.lite.delete(parent, name)
 
 
+@LITE.verb("reset")
+async def reset(
+    admin: Admin,
+    parent: Parent,
+    name: Name,
+    group: Group,
+    to: Annotated[str, Named("-s", "--to", help="Target: first, end, a number, or a time as 2026-01-31T12:00:00.")],
+) -> list[Done]:
+    """Set the offset of a group in a lite topic. Clients continue from there."""
+    from rmqkit.cli.frame.printing import time_ms
+
+    if to in ("first", "end"):
+        return await admin.lite.reset(parent, name, group, None, since_ms=0 if to == "first" else -1)
+    if to.isdecimal():
+        return await admin.lite.reset(parent, name, group, int(to))
+    return await admin.lite.reset(parent, name, group, None, since_ms=time_ms(to))
+
+
 @LITE.verb("dispatch")
 async def dispatch(
     admin: Admin,
