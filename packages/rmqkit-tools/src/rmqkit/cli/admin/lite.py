@@ -43,7 +43,7 @@ def _lifetime(minutes: int) -> str:
 async def parents(admin: Admin, cluster: Cluster = None) -> View:
     """List the parent topics, with their numbers of lite topics and their groups."""
     found = await admin.lite.parents(cluster)
-    none = "there is no parent topic; create one: rmq topic create TOPIC -a +message.type=LITE"
+    none = "there is no parent topic: create a topic with the attribute message.type=LITE"
     return View(found, [[_parent_row(one) for one in found] or none, *(one.trouble for one in found if one.trouble)])
 
 
@@ -107,8 +107,7 @@ async def parent_topic(admin: Admin, parent: Parent) -> View:
         }
         for one in groups
     ]
-    create = f"rmq group create GROUP --attributes +lite.bind.topic={shlex.quote(parent)}"
-    none = f"no group is bound to it; create one: {create}"
+    none = "no group is bound to it: create a group with the attribute lite.bind.topic"
     troubles = [one.trouble for one in groups if one.trouble]
     return View({"topic": found, "groups": groups}, [[_parent_row(found)], "", rows or none, *troubles])
 
@@ -144,10 +143,10 @@ async def names(
     ]
     none = [] if found.troubles else ["no lite topic" + (f" begins with {prefix}" if prefix else " here")]
     shown = f"{len(rows):,} of {found.total:,} lite topics of {parent}"
-    where = [f"--prefix {shlex.quote(prefix)}"] if prefix else []
-    where += [f"--count {count}"] if count != 100 else []
-    where += [f"--group {shlex.quote(group)}"] if group else []
-    next_page = " ".join(["rmq lite list", shlex.quote(parent), *where, "--after", found.next_after])
+    options = f" --prefix {shlex.quote(prefix)}" if prefix else ""
+    options += f" --count {count}" if count != 100 else ""
+    options += f" --group {shlex.quote(group)}" if group else ""
+    next_page = f"rmq lite list {shlex.quote(parent)}{options} --after {found.next_after}"
     more = [f"the next page: {next_page}"] if found.next_after else []
     return View(found, [*([rows] if rows else none), shown, *more, *found.troubles])
 

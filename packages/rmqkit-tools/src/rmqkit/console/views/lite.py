@@ -24,6 +24,11 @@ def _state_of(place: LiteAt) -> str:
     return "live" if place.max_offset else "empty"
 
 
+def _binding(parent_name: str) -> str:
+    """Return the command that creates a group of a parent topic."""
+    return shell("rmq group create", "GROUP", "--attributes", f"+lite.bind.topic={parent_name}")
+
+
 async def parent(ask: Ask) -> Page:
     """Show the names below a parent topic, by prefix, page by page, with the lag of one group."""
     name, prefix, after, group = ask.params["t"], ask.text("q"), ask.text("after"), ask.text("group")
@@ -48,7 +53,7 @@ async def parent(ask: Ask) -> Page:
     }
     words = [*(("--prefix", prefix) if prefix else ()), *(("--group", group) if group else ())]
     return Page(
-        "lite.html", _("Lite topics of {topic}", topic=name), values, {"after": after},
+        "lite.html", _("Lite topics of {topic}", topic=name), values, {"after": after, "bind": _binding(name)},
         command=shell("rmq lite list", name, *words), crumbs=ask.crumbs("topics", name),
     )  # fmt: skip
 
@@ -71,7 +76,7 @@ async def lite_topic(ask: Ask) -> Page:
         "stored": sum(place.max_offset - place.min_offset for place in view.places),
     }
     return Page(
-        "lite_topic.html", lite_name, values, {"newest": NEWEST},
+        "lite_topic.html", lite_name, values, {"bind": _binding(name)},
         command=shell("rmq lite show", name, lite_name), crumbs=_crumbs(ask, name),
     )  # fmt: skip
 
