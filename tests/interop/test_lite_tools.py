@@ -57,6 +57,7 @@ async def test_apache_s_broker_shows_parents_and_one_lite_topic_and_says_that_it
     assert place.expires_at == place.last_update_timestamp + 20 * 60_000
     (group,) = await admin.lite.groups("LiteShown")
     assert (group.group, group.model, group.quota, group.clients) == ("lite_shown", "Shared", 2000, None)
+    assert group.trouble == ""
     assert not (await admin.lite.show("LiteShown", "none")).is_known
 
 
@@ -88,7 +89,8 @@ async def test_a_group_shows_its_backlog_and_a_client_its_lite_topics(admin: Adm
             while await _cause(admin, "a", number=0) is not LiteCause.CONSUMED:
                 await asyncio.sleep(0.05)
     assert [one.where for one in await admin.lite.dispatch("lite_group")] == [BROKER_NAME]
-    assert await _cause(admin, "b") is LiteCause.NO_CLIENT
+    assert [one.where for one in await admin.lite.reset("LiteGroup", "a", "lite_group", 2)] == [BROKER_NAME]
+    assert await _cause(admin, "b") is LiteCause.NOT_SUBSCRIBED, "a client without heartbeats may be online"
     assert await _cause(admin, "none") is LiteCause.NEVER_WRITTEN
     assert await _cause(admin, "a", number=9) is LiteCause.NOT_STORED
 

@@ -346,6 +346,11 @@ def test_a_healthy_group_only_waits():
         ),
         ({"standing": GroupAt(group="g", broker_name="b", consumer_offset=1), "number": 0}, LiteCause.CONSUMED),
         ({"clients": [], "standing": GroupAt(group="g", broker_name="b", clients=["*"])}, LiteCause.NO_CLIENT),
+        ({"clients": [], "standing": GroupAt(group="g", broker_name="b")}, LiteCause.NO_CLIENT),
+        (
+            {"clients": [], "standing": GroupAt(group="g", broker_name="b"), "place": at(has_lists=False)},
+            LiteCause.NOT_SUBSCRIBED,
+        ),
     ],
 )
 def test_facts_lead_to_one_cause(changes, cause):

@@ -336,7 +336,7 @@ class Lite:
         self, broker: str, address: str, parent: str, name: str, group: str, clients: list[str]
     ) -> GroupAt:
         """Return a group in a lite topic at one broker."""
-        info = await self._group_info(address, LiteGroupRequest(group=group, lite_topic=name, top_k=0))
+        info = await self._group_info(address, LiteGroupRequest(group=group, lite_topic=name, top_k=1))
         found = GroupAt(group=group, broker_name=broker, lag=info.total_lag_count, clients=clients)
         if info.lite_topic_offset_wrapper is not None:
             found.consumer_offset = info.lite_topic_offset_wrapper.consumer_offset
@@ -456,7 +456,7 @@ class Lite:
                     continue
                 row = rows.setdefault(group, GroupRow(group=group, model=model_of(config), quota=config.lite_quota))
                 try:
-                    info = await self._group_info(address, LiteGroupRequest(group=group, top_k=0, max_clients=0))
+                    info = await self._group_info(address, LiteGroupRequest(group=group, top_k=1, max_clients=0))
                 except PeerRefused as error:
                     row.trouble = str(error)
                     continue
@@ -550,7 +550,7 @@ class Lite:
         Raises PeerRefused: no broker has the group, or it is no lite group."""
         masters = await self._calls.masters(broker=broker)
         done = []
-        for name in await self._of_group(masters, LiteGroupRequest(group=group, top_k=0)):
+        for name in await self._of_group(masters, LiteGroupRequest(group=group, top_k=1)):
             header = TriggerLiteDispatchRequest(group=group, client_id=client_id)
             await self._calls.ask(masters[name], RequestCode.TRIGGER_LITE_DISPATCH, header)
             done.append(Done(name, _("the lite topics of group {group} are looked at again", group=group)))

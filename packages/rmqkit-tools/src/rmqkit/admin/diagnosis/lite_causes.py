@@ -287,7 +287,8 @@ def _subscription(f: LiteFacts) -> _Verdict | None:
             "broker {broker} has no client {client} of group {group}: it sent no subscription for three minutes, or "
             "never one", broker=f.broker, **named,
         )  # fmt: skip
-    if not f.clients and not [one for one in f.subscribers if one != "*"]:
+    is_known = _place(f).has_lists  # a broker without lists knows only the clients that sent heartbeats
+    if is_known and not f.clients and not [one for one in f.subscribers if one != "*"]:
         return LiteCause.NO_CLIENT, _("no client of group {group} is online", **named)
     if f.is_wildcard or (f.client_id in f.subscribers if f.client_id is not None else f.subscribers):
         return None
