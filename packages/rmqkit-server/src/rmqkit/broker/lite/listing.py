@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rmqkit.broker.lite.service import LiteService
 from rmqkit.broker.lite.subscriptions import LiteGroup
@@ -44,9 +44,11 @@ async def names_of(
     return sorted(found)[:count_max]
 
 
-def topic_row(lite: LiteService, lites: LiteQueues, parent: str, name: str, group: LiteGroup | None) -> LiteTopicRow:
+def topic_row(
+    lite: LiteService, lites: LiteQueues, parent: str, name: str, bound: Sequence[str], group: LiteGroup | None
+) -> LiteTopicRow:
     """Return the row of a lite topic, with the offsets of a group. A name that was forgotten meanwhile has no
-    messages."""
+    messages. ``bound``: the groups that are bound to the parent."""
     queue, table = lite.queue(parent, name), lites.table
     row = LiteTopicRow(lite_topic=name, is_live=False)
     if queue is None:
@@ -55,7 +57,7 @@ def topic_row(lite: LiteService, lites: LiteQueues, parent: str, name: str, grou
     row.min_offset, row.max_offset, row.epoch = queue.min_offset, queue.max_offset, queue.epoch
     row.is_live, row.last_update_timestamp = table.is_live(slot), table.seconds[slot] * 1000
     row.expires_at = lite.expires_at(parent, slot)
-    row.subscriber_count = sum(1 for _ in lite.subscribers(parent, name))
+    row.subscriber_count = sum(1 for _ in lite.subscribers(bound, name))
     if group is not None:
         row.consumer_offset = lite.offset_of(group, slot)
         batch = group.batches.get(slot)

@@ -97,6 +97,7 @@ class LiteQueryHandlers(Handlers[LiteContext]):
         header = decode_header(command, LiteTopicRequest)
         self._parent(header.parent_topic)
         queue = self._lite.queue(header.parent_topic, header.lite_topic)
+        bound = self._lite.bound_to(header.parent_topic)
         offsets = LiteTopicOffset()
         if queue is not None:
             last_ms = self._table.seconds[queue.slot] * 1000
@@ -108,7 +109,7 @@ class LiteQueryHandlers(Handlers[LiteContext]):
             parent_topic=header.parent_topic,
             subscriber=[
                 LiteSubscriber(client_id, group)
-                for group, client_id in self._lite.subscribers(header.parent_topic, header.lite_topic)
+                for group, client_id in self._lite.subscribers(bound, header.lite_topic)
             ],
             topic_offset=offsets,
         )
@@ -196,7 +197,7 @@ class LiteQueryHandlers(Handlers[LiteContext]):
         )
         info.lite_topics = []
         for name in names[:count_max]:
-            info.lite_topics.append(topic_row(self._lite, lites, info.topic, name, group))
+            info.lite_topics.append(topic_row(self._lite, lites, info.topic, name, info.groups, group))
             await now.pause_if_over()
         if len(names) > count_max:
             info.next_after = names[count_max - 1]

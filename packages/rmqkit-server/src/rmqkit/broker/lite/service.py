@@ -407,11 +407,13 @@ class LiteService:
         """Return the queue of a lite topic, or None."""
         return self._store.lite.queue(lite_queue(parent, name))
 
-    def subscribers(self, parent: str, name: str) -> Iterator[tuple[str, str]]:
-        """Yield group and client id of the subscribers of a lite topic; ``*`` as the client for a wildcard group."""
+    def subscribers(self, bound: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
+        """Yield group and client id of the subscribers of a lite topic; ``*`` as the client for a wildcard group.
+        ``bound``: the groups that are bound to its parent, see `bound_to`."""
         table = self._configs.stored.subscription_group_table
-        for group_name in self.bound_to(parent):
-            if is_wildcard(table[group_name]):
+        for group_name in bound:
+            config = table.get(group_name)
+            if config is not None and is_wildcard(config):
                 yield group_name, "*"
                 continue
             group = self.groups.get(group_name)
