@@ -357,7 +357,7 @@ def test_facts_lead_to_one_cause(changes, cause):
     assert judge_lite(facts(**changes)).cause is cause
 
 
-def test_a_broker_without_lives_cannot_tell_an_expired_name_from_an_unwritten_one():
+def test_a_broker_without_lives_does_not_distinguish_an_expired_name_from_an_unwritten_one():
     apache = facts(place=at(max_offset=0, has_lists=False), lifetime_minutes=20)
     assert judge_lite(apache).sentence == (
         "Lite topic s of P has never had a message on b; lite topics of P expire after 20 minutes."

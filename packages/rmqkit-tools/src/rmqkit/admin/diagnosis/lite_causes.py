@@ -326,8 +326,9 @@ def _delivery(f: LiteFacts) -> _Verdict:
     if standing.unacked_count:
         when = utc(standing.free_at or f.now_ms)
         return LiteCause.UNACKED, _(
-            "group {group} has received {count:,} messages of {asked} and not acknowledged them: the others wait, and "
-            "these come again at {time}", group=f.group, count=standing.unacked_count, asked=f.asked, time=when,
+            "group {group} has received {count:,} messages of lite topic {name} and not acknowledged them: the others "
+            "wait, and these are redelivered at {time}", group=f.group, count=standing.unacked_count, name=f.name,
+            time=when,
         )  # fmt: skip
     return LiteCause.WAITING, _(
         "{asked} waits for a pop of group {group}, {lag:,} messages behind: {who}", asked=f.asked, group=f.group,
