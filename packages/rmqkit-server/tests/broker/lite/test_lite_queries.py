@@ -265,6 +265,15 @@ async def test_a_deletion_is_on_the_disk_before_its_answer(tmp_path):
         assert (row["epoch"], row["minOffset"], row["maxOffset"]) == (2, 2, 3)
 
 
+async def test_a_lite_topic_with_a_message_that_is_not_readable_yet_is_not_deleted(lite):
+    await send(lite, "a", "0")
+    table = lite.standalone.broker.context.store.lite.table
+    table.nexts[table.find(PARENT, "a")] += 1  # as with a message that is stored and not yet dispatched
+    code, remark = await delete(lite, "a")
+    assert (code, remark) == (2, "a message of lite topic %LMQ%$LT$a is being written: delete it again")
+    assert names((await rows(lite))[0]) == ["a"]
+
+
 async def test_several_deletions_are_one_request(lite):
     await send(lite, "a", "0")
     await send(lite, "b", "0")
