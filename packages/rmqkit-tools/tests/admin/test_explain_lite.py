@@ -15,8 +15,11 @@ from rmqkit.admin.diagnosis.causes import Explanation
 from rmqkit.admin.diagnosis.lite_causes import LiteCause, LiteFacts, judge_lite
 from rmqkit.admin.explain import explain
 from rmqkit.admin.explain_lite import explain_lite
+from rmqkit.broker.settings import BrokerSettings
 from rmqkit.client.lite.consumer import LiteConsumer
-from rmqkit.errors import SettingsError, UnknownName
+from rmqkit.errors import PeerRefused, SettingsError, UnknownName
+from rmqkit.protocol.codes import ResponseCode
+from rmqkit.protocol.command import reply
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.topics import TopicConfig
@@ -160,6 +163,37 @@ async def test_a_name_that_a_full_broker_refuses(tmp_path):
         found = await explain_lite(admin, "P", "b", "g")
         assert found.cause is LiteCause.TOO_MANY
         assert "has 1 lite topics, and refuses new ones from 1 on" in found.sentence
+
+
+@real_time
+async def test_a_broker_whose_subscriptions_are_used_up(tmp_path):
+    broker = BrokerSettings(listen_port=0, bind_address="127.0.0.1", broker_name="b", lite_subscriptions_max=1)
+    async with Standalone(tmp_path / "store", broker=broker) as alone, Admin(alone.namesrv_address) as admin:
+        full = Scene(admin, alone.namesrv_address, "P")
+        await admin.topics.create("P", broker="b", attributes="+message.type=LITE")
+        await admin.groups.update(full.group, {"attributes": {"+lite.bind.topic": "P"}}, "b")
+        await admin.messages.send(Message(topic="P", body=b"x", lite_topic="s"), broker="b", queue_id=0)
+        async with full.consumer() as consumer:
+            await consumer.subscribe("other")
+            with pytest.raises(PeerRefused):
+                await consumer.subscribe("s")
+            found = await full.why()
+            assert found.cause is LiteCause.QUOTA
+            assert "has 1 subscriptions of clients to lite topics, and may have 1" in found.sentence
+
+
+@real_time
+async def test_a_broker_that_does_not_know_the_requests(admin, scene, monkeypatch):
+    await scene.start("s")
+    ask = admin.calls.call
+
+    async def as_5_4(address, command, timeout_ms=None):
+        if 200070 <= command.code <= 200079:
+            return reply(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, "request type not supported")
+        return await ask(address, command, timeout_ms)
+
+    monkeypatch.setattr(admin.calls, "call", as_5_4)
+    assert await scene.cause() is LiteCause.NOT_SERVED
 
 
 @real_time
