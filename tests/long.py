@@ -38,6 +38,9 @@ KINDS: dict[str, dict[str, Program]] = {
         ),
         "console": Program("tests.console.killed", "10,000 dead letters replayed by a console that is killed 3 times"),
         "grpc": Program("tests.faults.grpc_restart", "100 gRPC clients while the broker is killed 20 times"),
+        "sse": Program(
+            "tests.faults.sse", "1,000 chats in browsers under 10 kills of broker, writer and gateway; 2 minutes"
+        ),
         "sdks": Program("tests.faults.sdk_restart", "100 clients of Apache's SDKs while the broker restarts"),
         "beside-kafka": Program(
             "tests.interop.streams.beside", f"streams of ours and of Spark's Kafka source in 37 situations; {_APACHE}"
@@ -72,6 +75,9 @@ KINDS: dict[str, dict[str, Program]] = {
         "spark": Program("rmqkit", "the Spark pipeline beside other ways; 15 minutes", ("bench", "spark")),
         "spark-kafka": Program(
             "bench/spark_kafka.py", f"a stream of a million messages beside Spark's Kafka source; {_APACHE}"
+        ),
+        "lite": Program(
+            "bench/lite_bench.py", "a million lite topics, appends, waiting readers, 10,000 sessions; 20 minutes"
         ),
         "recovery": Program("bench/recovery_bench.py", "seconds until a killed store is ready: 16,000 queues, 2 GiB"),
         "archive": Program("bench.archive_bench", "reading from an archive beside the log it was made of"),

@@ -140,12 +140,14 @@ class Data(Struct, frozen=True):
 
 class Query(Struct, frozen=True):
     """A query of messages. ``options`` let the reader in Python leave out what the query does not need. ``bounds`` are
-    floor and ambition of the ratio to Parquet."""
+    floor and ambition of the ratio to Parquet. ``indexed`` are the options of our reads: only an option makes a reader
+    use the index."""
 
     name: str
     frame: Callable[[DataFrame], DataFrame]
     options: dict[str, str]
     bounds: tuple[float, float]
+    indexed: dict[str, str] = {}
 
 
 def queries(count: int) -> list[Query]:
@@ -153,8 +155,8 @@ def queries(count: int) -> list[Query]:
     low_ms, high_ms = (FIRST_STORED_MS + count * hour // 24 for hour in (12, 13))
     within = f"storeTimestamp >= timestamp_millis({low_ms}) and storeTimestamp < timestamp_millis({high_ms})"
     number = count // 2
-    topic = f"topic-{number % TOPICS}"
-    by_key = f"topic = '{topic}' and keys = 'key-{number:010d}'"
+    topic, key = f"topic-{number % TOPICS}", f"key-{number:010d}"
+    by_key = f"topic = '{topic}' and keys = '{key}'"
     return [
         Query("all columns", lambda messages: messages, {}, (1.5, 2)),
         Query("count", lambda messages: messages.groupBy().count(), {"columns": "queueId"}, (0.5, 1)),
@@ -176,7 +178,13 @@ def queries(count: int) -> list[Query]:
             {"startingTimestamp": str(low_ms), "endingTimestamp": str(high_ms)},
             (1.5, 2),
         ),
-        Query("by key", lambda messages: messages.where(by_key), {"topic": topic}, (1.5, 2)),
+        Query(
+            "by key",
+            lambda messages: messages.where(by_key),
+            {"topic": topic, "key": key},
+            (1.5, 2),
+            {"topic": topic, "key": key},
+        ),
         Query(
             "group by topic, tags",
             lambda messages: messages.groupBy("topic", "tags").count(),
@@ -200,7 +208,9 @@ class _Bench:
         if name not in self._data:
             root, (body_bytes, share) = self._folder / name.replace(" ", "-"), _DATA[name]
             topics = 1 if name == _LIVE else TOPICS
-            self._data[name] = Data(name, root, write_log(root, int((mib << 20) * share), body_bytes, topics=topics))
+            count = write_log(root, int((mib << 20) * share), body_bytes, topics=topics)
+            rebuild(root, StoreSettings(), queues=False, index=True)
+            self._data[name] = Data(name, root, count)
         return self._data[name]
 
     def add(self, row: int, data: Data) -> None:
@@ -223,7 +233,8 @@ class _Bench:
         for query in queries(data.count):
             what = f"{query.name}: store / Parquet"
             ratio = data.ratio(1, what, f"store, {query.name}", f"Parquet, {query.name}", query.bounds)
-            stored, written = partial(self._loaded, data), partial(self.spark.read.parquet, str(target))
+            stored = partial(self._loaded, data, **query.indexed)
+            written = partial(self.spark.read.parquet, str(target))
             yield ratio, _queried(query, stored), _queried(query, written)
 
     def twins(self, data: Data) -> Iterator[Case]:
@@ -231,7 +242,8 @@ class _Bench:
         for query in queries(data.count):
             what = f"{query.name}: Java / Python"
             ratio = data.ratio(2, what, f"store, {query.name}", f"Python, {query.name}", _TWIN_BOUNDS)
-            java, python = partial(self._loaded, data), partial(self._loaded, data, StoreTwin.name(), **query.options)
+            java = partial(self._loaded, data, **query.indexed)
+            python = partial(self._loaded, data, StoreTwin.name(), **query.options)
             yield ratio, _queried(query, java), _queried(query, python)
 
     def archives(self, data: Data) -> Iterator[Case]:

@@ -27,7 +27,7 @@ import org.apache.spark.sql.classic.SparkSession;
 import rmqkit.errors.SettingsError;
 
 /**
- * A process of Python that plans reads of topics. {@code rmqkit.spark.planner} describes its calls.
+ * A process of Python that plans reads of topics, and looks up keys in the index of a store. {@code rmqkit.spark.planner} describes its calls.
  *
  * <p>Spark's own processes for Python sources import PySpark and Arrow, which takes longer than a plan. A process that
  * has planned its read waits some minutes for the next read of this JVM. It exits when its input is closed, at the latest
@@ -83,8 +83,7 @@ final class Planner implements Closeable {
 
     /** Return a planner for a read. The schema is that of the caller, or null. Return it with {@link #close}. */
     static Planner open(Python python, Map<String, String> options, String schema, boolean isStream) {
-        Planner planner = idle(python);
-        planner = planner == null ? new Planner(python) : planner;
+        Planner planner = take(python);
         boolean isOpen = false;
         try {
             planner.call("open", options, schema, isStream);
@@ -95,6 +94,12 @@ final class Planner implements Closeable {
             }
         }
         return planner;
+    }
+
+    /** Return a planner without a read. Return it with {@link #close}. */
+    static Planner take(Python python) {
+        Planner planner = idle(python);
+        return planner == null ? new Planner(python) : planner;
     }
 
     private static Planner idle(Python python) {

@@ -4,6 +4,7 @@ import java.io.Serializable;
 import java.nio.file.Path;
 import java.util.ArrayList;
 import java.util.Arrays;
+import java.util.HashSet;
 import java.util.List;
 import java.util.Locale;
 import java.util.Map;
@@ -28,8 +29,8 @@ final class StoreOptions implements Serializable {
     static final StructType COLUMNS = new StructType()
             .add("topic", "string").add("brokerName", "string").add("queueId", "int").add("queueOffset", "bigint")
             .add("commitLogOffset", "bigint").add("storeSize", "int").add("msgId", "string").add("keys", "string")
-            .add("tags", "string").add("properties", "map<string,string>").add("body", "binary").add("flag", "int")
-            .add("sysFlag", "int").add("bodyCrc", "int").add("bornTimestamp", "timestamp").add("bornHost", "string")
+            .add("tags", "string").add("lite_topic", "string").add("properties", "map<string,string>")
+            .add("body", "binary").add("flag", "int").add("sysFlag", "int").add("bodyCrc", "int").add("bornTimestamp", "timestamp").add("bornHost", "string")
             .add("storeTimestamp", "timestamp").add("storeHost", "string").add("reconsumeTimes", "int")
             .add("preparedTransactionOffset", "bigint");
     static final String CORRUPT = "_corrupt";
@@ -37,6 +38,11 @@ final class StoreOptions implements Serializable {
     String path = "";
     List<String> logPaths = List.of();
     List<String> topics = List.of();
+    /** Only messages with one of these keys or unique keys, at which the index points. */
+    Set<String> keys = Set.of();
+    /** Only messages of these lite topics, or of those with this prefix; an empty one means all messages. */
+    Set<String> liteTopics = Set.of();
+    String litePrefix = "";
     List<String> columns = List.of();
     int[] queueIds = {};
     boolean includeBody = true;
@@ -62,7 +68,9 @@ final class StoreOptions implements Serializable {
                 return null;
             }
         }
-        return options.path.isEmpty() && options.logPaths.isEmpty() ? null : options;
+        boolean isIncomplete = options.path.isEmpty() && options.logPaths.isEmpty()
+                || !options.keys.isEmpty() && options.topics.isEmpty();
+        return isIncomplete ? null : options;
     }
 
     // Long: one case for each option.
@@ -80,7 +88,14 @@ final class StoreOptions implements Serializable {
             case "offsetsfrom":
                 return word.equals("walk");
             case "key":
-                return value.isEmpty();
+                keys = Set.copyOf(new HashSet<>(words(value)));
+                return true;
+            case "litetopic":
+                liteTopics = Set.copyOf(new HashSet<>(words(value)));
+                return true;
+            case "litetopicprefix":
+                litePrefix = value;
+                return true;
             case "maxhashslotnum":
                 return number(value) > 0;
             case "topic":
@@ -159,6 +174,10 @@ final class StoreOptions implements Serializable {
             return Path.of(text).toAbsolutePath().toString();
         }
         return address.group(1).equalsIgnoreCase("file") ? "/" + address.group(2) : null;
+    }
+
+    boolean isOfLiteTopics() {
+        return !liteTopics.isEmpty() || !litePrefix.isEmpty();
     }
 
     List<String> folders() {

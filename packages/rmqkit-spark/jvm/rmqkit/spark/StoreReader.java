@@ -6,6 +6,7 @@ import java.util.Arrays;
 import java.util.Iterator;
 import java.util.List;
 import java.util.function.Supplier;
+import java.util.regex.Pattern;
 import org.apache.spark.sql.connector.metric.CustomTaskMetric;
 import org.apache.spark.sql.connector.read.PartitionReader;
 import org.apache.spark.sql.execution.vectorized.OnHeapColumnVector;
@@ -23,7 +24,9 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
     private static final int PLAIN_BYTES_MAX = 32 << 20;
     private static final int INNER = 0xC0;
     private static final long MS_MAX = Long.MAX_VALUE / 1000;
-    private static final List<String> OF_ROWS = List.of("queueOffset", "keys", "tags", "msgId");
+    /** The characters at which Python splits keys. */
+    private static final Pattern BLANKS = Pattern.compile("[\\s\\x1c-\\x1f]+", Pattern.UNICODE_CHARACTER_CLASS);
+    private static final List<String> OF_ROWS = List.of("queueOffset", "keys", "tags", "lite_topic", "msgId");
 
     private final StoreTable.Plan plan;
     private final StoreOptions options;
@@ -33,6 +36,7 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
     private final List<Condition> ofRows = new ArrayList<>();
     private final boolean needsBodies;
     private final boolean needsTopics;
+    private final boolean testsOptions;
     private final boolean testsProperties;
     private final Columns columns;
     private final Rows rows = new Rows();
@@ -59,7 +63,9 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
                 (OF_ROWS.contains(condition.column()) ? ofRows : ofRecords).add(condition);
             }
         }
-        testsProperties = ofRows.stream().anyMatch(condition -> !condition.column().equals("queueOffset"));
+        testsOptions = !options.keys.isEmpty() || options.isOfLiteTopics();
+        testsProperties = testsOptions
+                || ofRows.stream().anyMatch(condition -> !condition.column().equals("queueOffset"));
         vectors = OnHeapColumnVector.allocateColumns(Math.min(options.batchRows, RecordWalk.ROWS_MAX), plan.columns());
         batch = new ColumnarBatch(vectors);
         columns = new Columns(plan.columns(), options, vectors, rows, !testsProperties);
@@ -186,7 +192,7 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
         if (testsProperties) {
             columns.readProperties(walk);
         }
-        if (!ofRows.isEmpty()) {
+        if (!ofRows.isEmpty() || testsOptions) {
             keepMatching();
         }
         if (rows.count == 0) {
@@ -290,12 +296,37 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
         rows.count = kept;
     }
 
+    private boolean meetsOptions(int row) {
+        if (!options.keys.isEmpty() && !hasKey(row)) {
+            return false;
+        }
+        String lite = options.isOfLiteTopics() ? text(row, rows.liteTopics) : "";
+        return (options.liteTopics.isEmpty() || options.liteTopics.contains(lite)) && lite.startsWith(options.litePrefix);
+    }
+
+    private boolean hasKey(int row) {
+        if (options.keys.contains(text(row, rows.uniqueKeys))) {
+            return true;
+        }
+        return BLANKS.splitAsStream(text(row, rows.keys)).anyMatch(options.keys::contains);
+    }
+
+    private String text(int row, Rows.Texts texts) {
+        return texts.length[row] < 0
+                ? ""
+                : new String(rows.properties[row], texts.at[row], texts.length[row], StandardCharsets.UTF_8);
+    }
+
     private boolean meetsRow(int row) {
+        if (testsOptions && !meetsOptions(row)) {
+            return false;
+        }
         for (Condition condition : ofRows) {
             boolean met = switch (condition.column()) {
                 case "queueOffset" -> condition.meets(columns.queueOffset(walk, row));
                 case "keys" -> meetsText(condition, row, rows.keys);
                 case "tags" -> meetsText(condition, row, rows.tags);
+                case "lite_topic" -> meetsText(condition, row, rows.liteTopics);
                 default -> rows.uniqueKeys.length[row] >= 0
                         ? meetsText(condition, row, rows.uniqueKeys)
                         : meetsId(condition, columns.offsetId(walk, row));

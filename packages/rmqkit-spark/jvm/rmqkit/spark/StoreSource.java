@@ -22,7 +22,7 @@ import rmqkit.errors.SettingsError;
  */
 public final class StoreSource implements TableProvider, DataSourceRegister {
     static final String NAME = "rocketmq-store";
-    private static final String TWIN = "rocketmq-store-python";
+    static final String TWIN = "rocketmq-store-python";
     private static final String NEW_TABLE = "provider";
     private static final String TABLE_OPTION = "option.";
 

@@ -1,5 +1,7 @@
 package rmqkit.spark;
 
+import com.fasterxml.jackson.databind.JsonNode;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
@@ -72,16 +74,36 @@ final class StoreTable implements SupportsRead {
 
     @Override
     public ScanBuilder newScanBuilder(CaseInsensitiveStringMap ofScan) {
-        return new Builder();
+        return new Builder(isServed());
     }
 
     /** Return the splits of all files, as they were at the first call. */
     private synchronized List<LogFiles.Split> splits() {
-        if (splits == null) {
+        if (splits == null && options.keys.isEmpty()) {
             segments = LogFiles.find(options.folders());
             splits = LogFiles.splits(segments, options.splitBytes);
         }
         return splits;
+    }
+
+    /** Return true if this reader can serve a scan. Otherwise the Python source reads or reports why it cannot. */
+    private synchronized boolean isServed() {
+        if (options == null || options.keys.isEmpty() || splits != null) {
+            return options != null;
+        }
+        // The records at which the index points are a snapshot, too.
+        try (Planner planner = Planner.take(Planner.Python.of(StoreSource.TWIN))) {
+            JsonNode found = planner.call("indexed", given);
+            if (found.isNull()) {
+                return false;
+            }
+            splits = new ArrayList<>();
+            for (JsonNode at : found) {
+                splits.add(new LogFiles.Split(
+                        at.get(0).asText(), at.get(1).asLong(), at.get(2).asLong(), at.get(3).asLong()));
+            }
+        }
+        return true;
     }
 
     /** The bytes of the log that the tasks read. Spark makes metrics by their class: each needs a class of its own. */
@@ -111,13 +133,16 @@ final class StoreTable implements SupportsRead {
     }
 
     private final class Builder extends PushDowns {
-        Builder() {
-            super(schema, options != null);
+        private final boolean isServed;
+
+        Builder(boolean isServed) {
+            super(schema, isServed);
+            this.isServed = isServed;
         }
 
         @Override
         public Scan build() {
-            if (options == null) {
+            if (!isServed) {
                 // A read without columns would be one of all columns there.
                 StructType columns = required.isEmpty() ? new StructType().add(schema.apply(0)) : required;
                 Map<String, String> narrowed = narrowed();
@@ -215,6 +240,9 @@ final class StoreTable implements SupportsRead {
             long startMs = Math.max(options.startMs, startUs == Long.MIN_VALUE ? startUs : startUs / 1000);
             long endMs = Math.min(options.endMs, endUs == Long.MAX_VALUE ? endUs : endUs / 1000);
             List<LogFiles.Split> all = splits();
+            if (!options.keys.isEmpty()) {
+                return all;
+            }
             List<String> within = LogFiles.within(segments, startMs, endMs).stream().map(LogFiles.Segment::path).toList();
             return all.stream().filter(split -> within.contains(split.path())).toList();
         }

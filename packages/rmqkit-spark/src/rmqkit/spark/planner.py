@@ -3,7 +3,7 @@
 ``jvm/Planner.java`` starts it on the driver. Each line of the input is a request, a JSON list with the name of a call
 and its arguments. Each line of the output is the answer to it, ``{"value": ...}`` or ``{"error": ...}``. The error is
 the class and the text of an exception, which `rmqkit.spark.failures` finds in the text of Java's exception. The process
-exits at the end of the input. It plans one read at a time: ``open`` begins the next one.
+exits at the end of the input. It plans one read of topics at a time: ``open`` begins the next one.
 
 ======================================  ==============================================================================
 call                                    value
@@ -17,6 +17,8 @@ latestOffset start, rows                the end of the next batch
 knownLatest                             the current ends of the queues, or null
 parts start, end                        the parts of a batch of a stream
 commit end                              nothing
+indexed options                         the records of a store that an index points at, each with the path and the base
+                                        of its file, and its positions there; null if the source in Python must read
 ======================================  ==============================================================================
 
 Offsets are texts: Spark compares and stores them as the JSON that this process wrote. `rmqkit.spark.planning` has the
@@ -55,6 +57,7 @@ class Session:
             "knownLatest": self._known_latest,
             "parts": lambda start, end: _plain(self._open_one.parts(_offsets(start), _offsets(end))),
             "commit": lambda end: self._open_one.commit(_offsets(end)),
+            "indexed": _indexed,
         }
 
     def answer(self, line: bytes) -> bytes:
@@ -95,6 +98,33 @@ def _checked(given: dict[str, str], schema: str) -> dict[str, str]:
     options = given_options(given, columns)
     checked_names(options, columns)
     return options
+
+
+def _indexed(given: dict[str, str]) -> list[tuple[str, int, int, int]] | None:
+    """Return the records of the wanted keys, or None: the source in Python reports mistakes and damage."""
+    # Imported here: reads of topics need none of it, and Arrow starts slowly.
+    from rmqkit.arrow.fs import find_segments, map_records, resolve
+    from rmqkit.arrow.queue_files import key_reads
+    from rmqkit.spark.options import StoreOptions, parse_options, words
+    from rmqkit.store.log import scan
+
+    found: list[tuple[str, int, int, int]] = []
+    try:
+        options = parse_options(StoreOptions, given, "rocketmq-store")
+        root = resolve(options.path)
+        segments = find_segments(root, words(options.log_paths))
+        for topic in sorted(set(options.topic_names)):
+            for reads in key_reads(root, segments, options.index_slot_count, topic, words(options.keys)):
+                path, base = reads.segment.path, reads.segment.base_offset
+                positions = [offset - base for offset in reads.offsets]
+                for records in scan.pick(map_records(path, positions), base, positions):
+                    if isinstance(records, scan.Damage):
+                        return None
+                    for low, size in zip(records.positions.tolist(), records.sizes.tolist(), strict=True):
+                        found.append((path, base, low, low + size))
+    except RmqError:
+        return None
+    return found
 
 
 def _plain(parts: Iterable[Part]) -> list[dict[str, Any]]:

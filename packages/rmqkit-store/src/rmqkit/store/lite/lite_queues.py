@@ -57,6 +57,8 @@ _MINUTE_MS = 60_000
 _COMPACTED_AT = 1024
 _LINKS_MAX = 16384
 """Maximum number of recent entries whose queue offset and jump are cached, without the entries of one run."""
+_SCANNED_AT_ONCE = 32
+"""Number of entries that a scan reads together: as many as a pull usually returns."""
 _SAVED_MAX = 5000
 """Maximum number of rows that one `LiteQueues.save` writes, which takes some milliseconds."""
 
@@ -131,9 +133,17 @@ class LiteQueue:
 
     def scan(self, queue_offset: int, bytes_max: int) -> Iterator[tuple[int, int, int, int, int]] | None:
         """Iterate over entries as `ConsumeQueue.scan` does. Return None if there is none."""
-        found = self.entries(queue_offset, -(-bytes_max // self.entry_bytes))
-        rows = ((one.physical_offset, one.size, one.tags_code, one.number + 1, 1) for one in found)
-        return rows if found else None
+        first = self.entries(queue_offset, _SCANNED_AT_ONCE)
+        return self._rows(first, queue_offset + -(-bytes_max // self.entry_bytes)) if first else None
+
+    def _rows(self, found: list[LiteEntry], end: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """Yield the rows of entries, and of those after them up to a number. Entries are read back from the last one,
+        so a pull must not read many more than it returns."""
+        while found:
+            for one in found:
+                yield one.physical_offset, one.size, one.tags_code, one.number + 1, 1
+            following = found[-1].number + 1
+            found = self.entries(following, min(_SCANNED_AT_ONCE, end - following)) if following < end else []
 
     def place(self, queue_offset: int) -> tuple[int, int]:
         """Return physicalOffset and size of a message's record, or (-1, 0) without a record."""
