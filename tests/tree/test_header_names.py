@@ -40,6 +40,7 @@ REQUESTS = {
     14: "consumerGroup* topic* queueId* setZeroIfNotFound bname liteTopic",
     15: "consumerGroup* topic* queueId commitOffset bname liteTopic",
     17: CREATE_TOPIC, 21: "topicSeq dataVersion maxTopicNum",
+    43: "liteFile litePosition",  # fields of rmqkit only
     29: "topic* queueId* timestamp* boundaryType bname liteTopic", 30: QUEUE, 31: QUEUE, 32: QUEUE, 33: "offset* topic",
     35: "clientID* producerGroup consumerGroup", 38: "consumerGroup*",
     61: "dueWithin",  # a code of rmqkit only
@@ -93,6 +94,7 @@ RESPONSES = {
     12: "indexLastUpdateTimestamp* indexLastUpdatePhyoffset*", 14: "offset*", 29: "offset*", 30: "offset*",
     31: "offset*", 32: "timestamp*", 21: "totalTopicNum", 26: "version",
     34: "IS_SUPPORT_HEART_BEAT_V2 IS_SUB_CHANGE",
+    43: "liteFile litePosition logOffset",  # of rmqkit only
     101: "value*",
     103: "haServerAddr masterAddr", 201: "totalGroupNum", 205: "wipeTopicCount*", 322: "changed*",
     327: "addTopicCount*", 370: "msgId*", 906: "masterHaAddress masterFlushOffset masterAddress",
