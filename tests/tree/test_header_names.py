@@ -40,6 +40,7 @@ REQUESTS = {
     14: "consumerGroup* topic* queueId* setZeroIfNotFound bname liteTopic",
     15: "consumerGroup* topic* queueId commitOffset bname liteTopic",
     17: CREATE_TOPIC, 21: "topicSeq dataVersion maxTopicNum",
+    43: "liteFile litePosition",  # fields of rmqkit only
     29: "topic* queueId* timestamp* boundaryType bname liteTopic", 30: QUEUE, 31: QUEUE, 32: QUEUE, 33: "offset* topic",
     35: "clientID* producerGroup consumerGroup", 38: "consumerGroup*",
     61: "dueWithin",  # a code of rmqkit only
@@ -77,12 +78,15 @@ REQUESTS = {
     200051: "consumerGroup* topic* queueId* extraInfo* offset* bname liteTopic",
     200052: "topic* queueId* maxMsgNums* consumerGroup* bname",
     200053: "consumerGroup* topic* queueId* extraInfo* offset* invisibleTime* bname suspend liteTopic",
-    200054: "consumerGroup* topic* queueId* pollTime* bornTime* order attemptId bname expType exp",
+    200054: "consumerGroup* topic* queueId* pollTime* bornTime* order attemptId bname expType exp "
+            "isLiteConsumer clientId",
     200055: "consumerGroup* topic* queueId* bname",
     200070: "clientId* consumerGroup* topic* maxMsgNum* invisibleTime* pollTime* bornTime* attemptId bname "
             "resync",  # a field of rmqkit only
-    200073: "liteTopic* consumerGroup* clientId*", 200075: "topic*", 200076: "parentTopic* liteTopic*",
-    200077: "parentTopic* group* clientId* maxCount", 200078: "group* liteTopic topK", 200079: "group* clientId",
+    200073: "liteTopic* consumerGroup* clientId*", 200076: "parentTopic* liteTopic*",
+    200075: "topic* maxCount prefix after group withExpired",  # all but the first are fields of rmqkit only
+    200077: "parentTopic* group* clientId* maxCount", 200079: "group* clientId",
+    200078: "group* liteTopic topK maxClients",  # the last is a field of rmqkit only
 }  # fmt: skip
 
 RESPONSES = {
@@ -90,6 +94,7 @@ RESPONSES = {
     12: "indexLastUpdateTimestamp* indexLastUpdatePhyoffset*", 14: "offset*", 29: "offset*", 30: "offset*",
     31: "offset*", 32: "timestamp*", 21: "totalTopicNum", 26: "version",
     34: "IS_SUPPORT_HEART_BEAT_V2 IS_SUB_CHANGE",
+    43: "liteFile litePosition logOffset",  # of rmqkit only
     101: "value*",
     103: "haServerAddr masterAddr", 201: "totalGroupNum", 205: "wipeTopicCount*", 322: "changed*",
     327: "addTopicCount*", 370: "msgId*", 906: "masterHaAddress masterFlushOffset masterAddress",

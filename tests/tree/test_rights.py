@@ -78,7 +78,7 @@ RIGHTS = {
     200070: "Sub | consumerGroup topic",
     200071: "Sub |  | body",
     200074: "Get",
-    200075: "Get | topic",
+    200075: "Get | topic group",
     200076: "Get | parentTopic",
     200077: "Get | parentTopic group",
     200078: "Get | group",

@@ -180,7 +180,8 @@ def _said(command: Command) -> Iterator[str]:
                 yield group_resource(group)
                 yield from _topics([topic])
         elif command.code == Code.DELETE_TOPIC_IN_BROKER_LIST:
-            yield from map(topic_resource, decode_body(command, TopicNameList).topic_list)
+            names = decode_body(command, TopicNameList).topic_list
+            yield from (_topic(name) if is_light(name) else topic_resource(name) for name in names)
         elif command.code == Code.DELETE_SUBSCRIPTION_GROUP_LIST:
             yield from (f"Group:{group}" for group in decode_body(command, GroupNameList).group_name_list)
         else:

@@ -29,6 +29,7 @@ from rmqkit.standalone import Standalone
 from rmqkit.store.message_store import InnerMessage, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
+from tests.broker.lite.lite_peer import GROUP, LitePeer, light, lite_cluster, make_parent, send
 from tests.waiting import until
 
 HOST = "127.0.0.1"
@@ -121,6 +122,28 @@ async def test_timed_messages_are_reported_by_topic_and_by_how_far_ahead_they_ar
         assert {bound: count for bound, count in ahead.items() if count} == {300: 2, 14_400: 1}
         assert sorted(ahead) == [5, 60, 300, 900, 3600, 14_400, 28_800, 86_400]
         assert found["rocketmq_delay_message_latency_seconds_count"] == {(*local, "T"): 4}
+
+
+@pytest.mark.parametrize("counts_lag", [False, True])
+async def test_lite_topics_are_reported_by_their_parent_and_never_by_their_name(tmp_path, counts_lag):
+    async with lite_cluster(tmp_path / "store", broker=PROM | {"lite_lag_metrics": counts_lag}) as cluster:
+        await make_parent(cluster, "Quiet")
+        peer = LitePeer(cluster)
+        await peer.subscribe("s-1", "s-2", "s-3")
+        await send(cluster, "s-1", "0", "1", "2")
+        await send(cluster, "s-2", "0")
+        (one, *_) = await peer.pop(1)
+        await peer.ack(one)
+        await cluster.ask(RequestCode.DELETE_TOPIC_IN_BROKER, topic=light("s-2"))
+        found = await told(broker_metrics(cluster))
+        names = ("topics", "expired_total", "clients", "subscriptions", "batches")
+        values = {name: found[f"rmqkit_lite_{name}"] for name in names}
+        assert {name: value["LT",] for name, value in values.items()} == dict(zip(names, (1, 1, 1, 3, 0), strict=True))
+        assert all(value["Quiet",] == 0 for value in values.values())
+        assert found["rocketmq_lmq_number"] == {(): 1}
+        lag = found.get("rocketmq_consumer_lag_messages", {})
+        assert lag == ({("LT", GROUP, "false", "false"): 2} if counts_lag else {})
+        assert "s-1" not in await page(broker_metrics(cluster))
 
 
 async def test_held_pulls_are_long_polls_and_answers_that_wait_for_the_disk_are_not(tmp_path):

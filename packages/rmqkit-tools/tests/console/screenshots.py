@@ -37,6 +37,7 @@ SHOWN = {
     "group": "group-behind-light-1280",
     "explain": "explain-answer-dark-1280",
     "phone": "overview-dark-390",
+    "lite": "lite-topic-light-1280",
     "alerts": "alerts-light-1280",
     "dead": "dead-kinds-light-1280",
 }

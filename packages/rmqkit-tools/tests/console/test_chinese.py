@@ -13,6 +13,7 @@ import pytest
 from rmqkit.admin.cluster.clients import FleetRow
 from rmqkit.admin.diagnosis.causes import Cause, Facts, judge
 from rmqkit.admin.diagnosis.health import Snapshot, findings
+from rmqkit.admin.diagnosis.lite_causes import LiteCause
 from rmqkit.admin.diagnosis.timeline import timeline
 from rmqkit.console import Console
 from rmqkit.console.alerts.rules import Alert, Rule
@@ -63,7 +64,7 @@ async def test_a_cause_is_explained_in_chinese(name: str, monkeypatch: pytest.Mo
 
 
 def test_every_cause_has_a_chinese_name_and_remedy() -> None:
-    for cause in Cause:
+    for cause in (*Cause, *LiteCause):
         values = dict.fromkeys(re.findall(r"\{(\w+)\}", cause.remedy), "x")
         for text in (cause.value, _(cause.remedy, **values)):
             other = translation.said(text, "zh", is_term=True)

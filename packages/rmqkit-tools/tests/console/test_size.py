@@ -13,7 +13,7 @@ FOLDER = Path(rmqkit.console.__file__).parent
 
 @pytest.mark.parametrize(
     ("pattern", "lines"),
-    [("**/*.py", 9_250), ("html/templates/*.html", 1_800), ("html/static/*.js", 400), ("html/static/*.css", 700)],
+    [("**/*.py", 9_420), ("html/templates/*.html", 1_800), ("html/static/*.js", 400), ("html/static/*.css", 700)],
 )
 def test_the_console_has_no_more_lines_than_its_bound(pattern: str, lines: int) -> None:
     assert 0 < sum(len(path.read_text().splitlines()) for path in FOLDER.glob(pattern)) <= lines

@@ -14,16 +14,20 @@ from collections.abc import AsyncIterator
 
 from rmqkit import Message, Producer, PushConsumer, PushConsumerSettings, ReceivedMessage, StartFrom
 from rmqkit.admin import Admin
+from rmqkit.client.lite.consumer import LiteConsumer
 
 FIRST = StartFrom.FIRST_OFFSET
 TOPICS = {"Orders": 8, "Payments": 4, "Shipping-Events": 4, "Emails": 2, "Empty-Topic": 4}
-ORDERS, PAYMENTS = 60, 20
+ORDERS, PAYMENTS, SESSIONS = 60, 20, 130
 
 
 async def make(admin: Admin) -> None:
     """Create the topics, and the groups that nobody is in."""
     for topic, queues in TOPICS.items():
         await admin.topics.create(topic, read_queues=queues, write_queues=queues)
+    attributes = "+message.type=LITE,+lite.topic.expiration=1440"
+    await admin.topics.create("Chat-Sessions", read_queues=4, write_queues=4, attributes=attributes)
+    await admin.groups.update("chat-answers", {"attributes": {"+lite.bind.topic": "Chat-Sessions"}})
     await admin.topics.create("Invoices", read_queues=4, write_queues=4, attributes="+message.type=FIFO")
     await admin.groups.update("refunds", {"retry_max_times": 0})
     await admin.groups.update("mailer", {})
@@ -77,7 +81,9 @@ async def shop(name_servers: str) -> AsyncIterator[Producer]:
     async def pack(message: ReceivedMessage) -> None:
         await stuck.wait()
 
-    async with Producer("web-shop", name_servers) as producer, billing, refunds, slow:
+    answers = LiteConsumer("chat-answers", "Chat-Sessions", name_servers)
+    async with Producer("web-shop", name_servers) as producer, billing, refunds, slow, answers:
+        await answers.subscribe("session-0001", "session-0003")
         for number in range(ORDERS):
             await producer.send(order(number))
         for number in range(PAYMENTS):
@@ -89,6 +95,10 @@ async def shop(name_servers: str) -> AsyncIterator[Producer]:
             Message(topic="Emails", body="Grüße, \u202e<script>alert(1)</script>".encode(), tags="hostile")
         )
         await producer.send(Message(topic="Emails", body=b"later", delay_level=9))
+        for number in range(SESSIONS):
+            for word in ("Once", "upon", "a", "time")[: 1 + number % 4]:
+                message = Message(topic="Chat-Sessions", body=word.encode(), lite_topic=f"session-{number:04}")
+                await producer.send(message)
         async with asyncio.timeout(60):
             await handled.wait()
             await given_up.wait()

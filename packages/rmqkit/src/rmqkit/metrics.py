@@ -86,7 +86,7 @@ _BROKER = """
 gauge rocketmq_processor_watermark - processor: waiting requests, by handler
 gauge rocketmq_broker_permission -: brokerPermission: 4 is read, 2 is write, 6 is both
 gauge rocketmq_topic_number -: number of topics
-gauge rocketmq_lmq_number -: number of light queues (`enableLmq`)
+gauge rocketmq_lmq_number -: number of light queues (`enableLmq`) and lite topics
 gauge rocketmq_consumer_group_number -: number of consumer groups
 counter rocketmq_messages_in_total - topic message_type is_system: messages stored for producers; delayed messages \
 count again when they are delivered
@@ -103,7 +103,8 @@ gauge rocketmq_producer_connections - language version protocol_type: connected 
 gauge rocketmq_consumer_connections - consumer_group language version consume_mode protocol_type is_system: connected \
 consumers
 gauge rocketmq_consumer_lag_messages - topic consumer_group is_retry is_system: messages that a connected group has \
-not consumed, including messages that a filter will skip
+not consumed, including messages that a filter will skip; with `liteLagCountMetricsEnable` also of lite groups, over \
+all lite topics of the parent
 gauge rocketmq_consumer_inflight_messages - topic consumer_group is_retry is_system: messages that the group has \
 pulled but not consumed
 gauge rocketmq_consumer_ready_messages - topic consumer_group is_retry is_system: messages that the group has not \
@@ -126,6 +127,13 @@ histogram rmqkit_flush_latency milliseconds: time of a flush of the log (fdatasy
 histogram rmqkit_dispatch_latency milliseconds: time from the storeTimestamp of messages until they are readable
 gauge rmqkit_replication_lag bytes slave: bytes of the log that a slave has not acknowledged
 gauge rmqkit_replication_in_sync - slave: 1 if a slave is in sync, otherwise 0
+gauge rmqkit_lite_topics - topic: lite topics of a parent topic
+counter rmqkit_lite_expired_total - topic: lite topics of the parent that expired or were deleted
+gauge rmqkit_lite_clients - topic: clients of the lite groups of the parent
+gauge rmqkit_lite_subscriptions - topic: pairs of a client and a lite topic to which it subscribes
+gauge rmqkit_lite_dirty - topic: pairs of a client (in wildcard groups: a group) and a lite topic that may have \
+messages to deliver
+gauge rmqkit_lite_batches - topic: pairs of a group and a lite topic with messages that are not acknowledged
 """
 _BOTH = """
 histogram rocketmq_rpc_latency milliseconds protocol_type request_code response_code is_long_polling result: time \

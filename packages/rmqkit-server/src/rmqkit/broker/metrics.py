@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 from rmqkit.broker.counts import NOT_COUNTED, Counts, text
 from rmqkit.broker.delay.timer import Timer
 from rmqkit.broker.durability import WAITING_MAX, Durability
+from rmqkit.broker.lite.service import LiteService
+from rmqkit.broker.lite.subscriptions import LiteGroup
 from rmqkit.broker.operations.brokers import earliest_store_time
 from rmqkit.broker.pop.service import PopService
 from rmqkit.broker.pull.long_polling import HELD_MAX, LongPolling
@@ -50,6 +52,12 @@ _BEHIND = (
     *("rocketmq_consumer_lag_messages", "rocketmq_consumer_inflight_messages", "rocketmq_consumer_ready_messages"),
     *("rocketmq_consumer_lag_latency", "rocketmq_consumer_queueing_latency"),
 )
+_OF_LITE_GROUPS: dict[str, Callable[[LiteGroup], int]] = {
+    "rmqkit_lite_clients": lambda group: len(group.clients),
+    "rmqkit_lite_subscriptions": lambda group: group.subscription_count,
+    "rmqkit_lite_dirty": lambda group: len(group.dirty) + sum(len(one.dirty) for one in group.clients.values()),
+    "rmqkit_lite_batches": lambda group: len(group.batches),
+}
 _LOCAL = ("local", "disk")
 _QUEUES_PER_TICK = 200
 _Key = tuple[str, ...]
@@ -62,6 +70,7 @@ class MetricsContext(Protocol):
     clock: Clock
     durability: Durability | None
     groups: GroupTable
+    lite: LiteService | None
     long_polling: LongPolling
     offsets: OffsetTable
     pop: PopService | None
@@ -109,6 +118,7 @@ class BrokerMetrics:
             | self._storage()
             | self._lanes()
             | await self._lag()
+            | self._lite()
         )
 
     def _is_gone(self, topic: str) -> bool:
@@ -154,7 +164,9 @@ class BrokerMetrics:
         return {
             "rocketmq_broker_permission": {(): context.settings.broker_permission},
             "rocketmq_topic_number": {(): len(context.topics)},
-            "rocketmq_lmq_number": {(): sum(map(names.is_light, context.store.topics))},
+            "rocketmq_lmq_number": {
+                (): sum(map(names.is_light, context.store.topics)) + context.store.lite.table.live_count
+            },
             "rocketmq_consumer_group_number": {(): len(context.groups.stored.subscription_group_table)},
         }
 
@@ -218,8 +230,27 @@ class BrokerMetrics:
             "rocketmq_processor_watermark": {(p,): n for p, n in waiting.items()}
         }
 
+    def _lite(self) -> Gathered:
+        """Return the metrics of the parents of lite topics. A parent has one series of each, however many lite topics
+        it has. Source: lite.md §12."""
+        lite, table = self._context.lite, self._context.store.lite.table
+        configs = self._context.topics.snapshot().topic_config_table
+        parents = {name: table.parents.get(name) for name, one in configs.items() if one.is_lite}
+        gathered: dict[str, dict[_Key, int]] = {
+            "rmqkit_lite_topics": {(name,): 0 if one is None else one.live_count for name, one in parents.items()},
+            "rmqkit_lite_expired_total": {
+                (name,): 0 if one is None else one.expired_count for name, one in parents.items()
+            },
+        }
+        groups = [group for group in lite.groups.values() if group.parent in parents] if lite is not None else []
+        for name, value in _OF_LITE_GROUPS.items():
+            counted = gathered[name] = {(parent,): 0 for parent in parents if lite is not None}
+            for group in groups:
+                counted[group.parent,] += value(group)
+        return {**gathered}
+
     async def _lag(self) -> Gathered:
-        """Return the lag of the online groups. Source: behaviour.md §9.10."""
+        """Return the lag of the online groups, and of lite groups if it is wanted. Source: behaviour.md §9.10."""
         found: dict[_Key, tuple[int, int, int, int, int]] = {}
         looked_at = 0
         # Copy the groups: clients may connect and leave while the loop runs.
@@ -231,7 +262,17 @@ class BrokerMetrics:
                 looked_at = 0
             key = topic, group, "false", text(self._is_system(topic, group))
             found[key] = self._behind(group, topic, queue_count)
-        return {name: {key: values[place] for key, values in found.items()} for place, name in enumerate(_BEHIND)}
+        gathered = {name: {key: values[place] for key, values in found.items()} for place, name in enumerate(_BEHIND)}
+        gathered[_BEHIND[0]].update(await self._lite_lags())
+        return {**gathered}
+
+    async def _lite_lags(self) -> dict[_Key, int]:
+        """Return the lag of each lite group that has clients, over all its lite topics."""
+        lite = self._context.lite
+        if lite is None or not self._context.settings.lite_lag_metrics:
+            return {}
+        groups = [group for group in lite.groups.values() if group.clients]
+        return {(group.parent, group.name, "false", "false"): await lite.lag_of(group) for group in groups}
 
     def _consumed(self) -> Iterator[tuple[str, str, int]]:
         """Yield the online groups, their readable topics, and the number of queues of each topic."""

@@ -466,6 +466,14 @@ class BrokerSettings(ConnectionSettings, kw_only=True):
         int,
         Setting("maxLiteSubscriptionCount", "maximum number of pairs of a client and a lite topic", low=0, hot=True),
     ] = 2_000_000
+    lite_lag_metrics: Annotated[
+        bool,
+        Setting(
+            "liteLagCountMetricsEnable",
+            "export the lag of each lite group; every read of the metrics then looks at all lite topics of its parent",
+            hot=True,
+        ),
+    ] = False
     pops_held_max: Annotated[int, Setting("maxPopPollingSize", "maximum number of waiting pops", low=0, hot=True)] = (
         100_000
     )

@@ -251,7 +251,7 @@ UNUSED = (
         """
         enableLiteEventMode=true enableLitePopLog=false liteEventCapacityCacheTtlMs=5000 liteEventCheckInterval=10000
         liteEventFullDispatchDelayTime=10000 liteEventFullDispatchDelayTimeForWildcardGroup=10000
-        liteLagCountMetricsEnable=false liteLagLatencyCollectEnable=false liteLagLatencyMetricsEnable=false
+        liteLagLatencyCollectEnable=false liteLagLatencyMetricsEnable=false
         liteLagLatencyTopK=50 maxClientEventCount=100
         """,
     ),

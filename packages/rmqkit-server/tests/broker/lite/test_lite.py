@@ -541,6 +541,56 @@ async def test_an_unknown_client_that_asks_for_it_has_to_send_its_subscriptions(
     assert (await peer.pop_answer(resync="true")).code == 210
 
 
+# ---- notifications
+
+
+async def notified(cluster, client_id="raw1", *, wait_ms=0, **fields):
+    given = {"consumerGroup": GROUP, "topic": PARENT, "queueId": -1, "pollTime": wait_ms, "bornTime": 0}
+    given["bornTime"] = cluster.standalone.broker.context.clock.now_ms()
+    given |= {"isLiteConsumer": "true", "clientId": client_id, **fields}
+    answer = await cluster.ask(RequestCode.NOTIFICATION, **given)
+    return decode_fields(answer) if answer.code == 0 else (answer.code, answer.remark)
+
+
+HAS, HAS_NONE = [{"hasMsg": text, "pollingFull": "false"} for text in ("true", "false")]
+
+
+async def test_a_notification_says_whether_a_pop_would_find_messages(lite):
+    peer = LitePeer(lite)
+    await peer.subscribe("n1")
+    assert await notified(lite) == HAS_NONE
+    await send(lite, "n1", "0", "1")
+    assert await notified(lite) == HAS
+    assert await notified(lite) == HAS, "it takes nothing"
+    (first, *_) = await peer.pop(1)
+    assert await notified(lite) == HAS_NONE, "a batch is out"
+    await peer.ack(first)
+    assert await notified(lite) == HAS
+    assert await notified(lite, "another") == HAS_NONE
+
+
+async def test_a_notification_waits_for_a_message_and_no_longer_than_its_time(lite):
+    peer = LitePeer(lite)
+    await peer.subscribe("n1")
+    waiting = asyncio.ensure_future(notified(lite, wait_ms=20_000))
+    await asyncio.sleep(1)
+    await send(lite, "other", "0")
+    await asyncio.sleep(1)
+    assert not waiting.done()
+    await send(lite, "n1", "0")
+    assert await waiting == HAS
+    assert [one.body for one in await peer.pop()] == [b"0"]
+    assert await notified(lite, wait_ms=5_000) == HAS_NONE
+
+
+async def test_refused_notifications(lite):
+    await lite.send("NT", b"x")
+    await make_parent(lite, "LT2")
+    assert await notified(lite, topic="NT") == (29, "the topic [NT] message type not match")
+    assert await notified(lite, topic="LT2") == (29, f"subscription bind topic not match, {GROUP}")
+    assert await notified(lite, clientId=" ") == (29, "clientId is missing")
+
+
 async def test_200072_has_no_handler(lite):
     answer = await lite.ask(RequestCode.ACK_LITE_MESSAGE)
     assert (answer.code, answer.remark) == (3, " request type 200072 not supported")

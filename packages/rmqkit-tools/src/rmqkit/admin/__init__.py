@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rmqkit.admin.cluster.clients import Clients
     from rmqkit.admin.cluster.clusters import Clusters, NameServers
     from rmqkit.admin.cluster.groups import Groups, Offsets
+    from rmqkit.admin.cluster.lite import Lite
     from rmqkit.admin.cluster.stores import Stores
     from rmqkit.admin.cluster.topics import Topics
     from rmqkit.admin.messages.filters import Filters
@@ -47,6 +48,7 @@ _NOUNS = {
     "name_servers": ("cluster.clusters", "NameServers"),
     "groups": ("cluster.groups", "Groups"),
     "offsets": ("cluster.groups", "Offsets"),
+    "lite": ("cluster.lite", "Lite"),
     "messages": ("messages.messages", "Messages"),
     "clients": ("cluster.clients", "Clients"),
     "dead": ("replay.dead", "Dead"),
@@ -75,6 +77,7 @@ class Admin:
     name_servers: NameServers
     groups: Groups
     offsets: Offsets
+    lite: Lite
     messages: Messages
     clients: Clients
     dead: Dead

@@ -27,6 +27,7 @@ from msgspec.structs import replace
 
 from rmqkit.admin import Admin
 from rmqkit.admin.diagnosis.causes import Explanation, Facts, Place, Transaction, judge
+from rmqkit.admin.explain_lite import explain_lite
 from rmqkit.admin.messages.messages import traces_of
 from rmqkit.admin.pulls import readers
 from rmqkit.errors import PeerRefused, ProtocolError, RemotingError, SettingsError, UnknownName
@@ -36,6 +37,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.names import TOOLS_GROUP
+from rmqkit.protocol.properties import lite_number
 from rmqkit.protocol.schemas.clients import ConsumerConnection, ConsumerRunningInfo, MessageQueue
 from rmqkit.protocol.schemas.groups import SubscriptionGroupTable
 from rmqkit.protocol.schemas.offsets import StatsDataRequest
@@ -95,7 +97,17 @@ class Explainer:
 
     async def explain(self, message: str | Key | At) -> Explanation:
         """Return the explanation for a message, like the function `explain`."""
-        return judge(await self.facts(message))
+        return await self.judged(await self.facts(message))
+
+    async def judged(self, facts: Facts) -> Explanation:
+        """Return the cause that the facts show. A lite group gets the message as one of a lite topic."""
+        message = facts.message
+        if message is None or message.lite_topic is None or facts.config is None or facts.config.lite_parent is None:
+            return judge(facts)
+        if facts.dead_letter is not None:
+            return judge(facts)
+        number = lite_number(message.properties)
+        return await explain_lite(self._admin, self._topic, message.lite_topic, self._group, number=number)
 
     async def facts(self, message: str | Key | At) -> Facts:
         """Return all facts about a message and the group, for `judge` and `timeline`. Raises the errors of

@@ -49,6 +49,7 @@ PANELS = {
         "top": "admin.top",
         "cluster": "admin.servers:CLUSTER",
         "topic": "admin.topic:TOPIC",
+        "lite": "admin.lite:LITE",
         "group": "admin.groups:GROUP",
         "offset": "admin.groups:OFFSET",
         "consumer": "admin.clients:CONSUMER",

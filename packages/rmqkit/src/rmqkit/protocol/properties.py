@@ -276,6 +276,14 @@ def lite_queue_id(lite_topic: str, count: int) -> int:
     return chosen
 
 
+def lite_number(properties: Mapping[str, str]) -> int:
+    """Return the number of a stored message in its lite topic, or -1 if it is in none. Source: lite.md §4."""
+    own = f"${properties.get(LITE_TOPIC)}"
+    names = properties.get(INNER_MULTI_DISPATCH, "").split(",")
+    numbers = properties.get(INNER_MULTI_QUEUE_OFFSET, "").split(",")
+    return next((int(one) for name, one in zip(names, numbers, strict=False) if name.endswith(own)), -1)
+
+
 @functools.lru_cache(maxsize=4096)
 def tags_code(tags: str) -> int:
     """Return the consume-queue code of a TAGS property, 0 for an empty text. Source: store.md §4.2."""

@@ -16,11 +16,10 @@ from msgspec import Struct
 from rmqkit.errors import EventIdIllegal
 from rmqkit.protocol.message import ReceivedMessage
 from rmqkit.protocol.properties import (
-    INNER_MULTI_DISPATCH,
-    INNER_MULTI_QUEUE_OFFSET,
     LITE_EPOCH,
     LITE_TOPIC,
     copied_properties,
+    lite_number,
 )
 from rmqkit.times import moment_of
 
@@ -99,11 +98,7 @@ def event_of(message: ReceivedMessage) -> tuple[Place, Event]:
     """Return the event in a stored message, and its place."""
     properties = message.properties
     stream = properties[LITE_TOPIC]
-    names = properties[INNER_MULTI_DISPATCH].split(",")
-    numbers = properties[INNER_MULTI_QUEUE_OFFSET].split(",")
-    own = f"${stream}"
-    number = next(int(one) for name, one in zip(names, numbers, strict=True) if name.endswith(own))
-    place = Place(int(properties.get(LITE_EPOCH, "1")), number)
+    place = Place(int(properties.get(LITE_EPOCH, "1")), lite_number(properties))
     is_last = properties.get(LAST)
     return place, Event(
         id=event_id(stream, place),

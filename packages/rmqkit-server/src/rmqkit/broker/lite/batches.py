@@ -55,6 +55,11 @@ class LiteBatch:
         return next((number for number in self.numbers if number not in self._acked), None)
 
     @property
+    def unacked_count(self) -> int:
+        """Number of messages that are not acknowledged."""
+        return len(self.numbers) - len(self._acked)
+
+    @property
     def free_at(self) -> int:
         """The time at which the group can get these messages again."""
         first = self.first

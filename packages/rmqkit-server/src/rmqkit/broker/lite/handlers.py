@@ -31,12 +31,18 @@ from rmqkit.protocol.schemas.lite import (
     PopLiteMessageRequest,
     PopLiteMessageResponse,
 )
-from rmqkit.protocol.schemas.pop import AckMessageRequest, ChangeInvisibleTimeRequest, ChangeInvisibleTimeResponse
+from rmqkit.protocol.schemas.pop import (
+    AckMessageRequest,
+    ChangeInvisibleTimeRequest,
+    ChangeInvisibleTimeResponse,
+    NotificationRequest,
+    NotificationResponse,
+)
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import decode_body, failure
 
-__all__ = ["LiteHandlers", "ack_lite", "change_lite"]
+__all__ = ["LiteHandlers", "ack_lite", "change_lite", "notify_lite"]
 
 CLIENTS_MAX = 100_000
 """Maximum number of clients of all lite groups, about 100 MB. Silent ones are forgotten after three minutes."""
@@ -79,25 +85,7 @@ class LiteHandlers(Handlers[LiteContext]):
         if header.max_msg_num > _COUNT_MAX:
             remark = f"the broker[{self._ip}] pop message's num is greater than {_COUNT_MAX}"
             return ResponseCode.INVALID_PARAMETER, remark
-        return self._place_refusal(header.topic, header.consumer_group)
-
-    def _place_refusal(self, name: str, group: str) -> Refusal | None:
-        """Return the reason why topic or group do not allow a pop, or None. Both can change while it waits."""
-        topic = self._context.topics.get(name)
-        if topic is None:
-            return ResponseCode.TOPIC_NOT_EXIST, f"The topic {name} not exist, apply first please! {FAQ}"
-        if not topic.perm & _READ:
-            return ResponseCode.NO_PERMISSION, f"the topic[{name}] peeking message is forbidden"
-        if not topic.is_lite:
-            return ResponseCode.INVALID_PARAMETER, f"the topic [{name}] message type not match"
-        config = self._context.groups.get(group)
-        if config is None:
-            return ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist, {FAQ}"
-        if not config.consume_enable:
-            return ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}"
-        if _binding(config) != name:
-            return ResponseCode.INVALID_PARAMETER, f"subscription bind topic not match, {group}"
-        return None
+        return _place_refusal(self._context, header.topic, header.consumer_group)
 
     def _pop(
         self, connection: Connection, command: Command, header: PopLiteMessageRequest, *, may_hold: bool
@@ -109,7 +97,7 @@ class LiteHandlers(Handlers[LiteContext]):
         if client is None and header.resync:
             return reply(command, ResponseCode.ILLEGAL_OPERATION, _RESYNC, header=PopLiteMessageResponse())
         if client is None:
-            client = self._new_client(group, header.client_id, connection)
+            client = _new_client(self._context, group, header.client_id, connection)
         found = self._lite.pop(
             group,
             client,
@@ -130,7 +118,7 @@ class LiteHandlers(Handlers[LiteContext]):
 
     def _retry(self, connection: Connection, command: Command, header: PopLiteMessageRequest, may_hold: bool) -> None:
         """Pop again for a pop that waited, and send its answer."""
-        refusal = self._place_refusal(header.topic, header.consumer_group)
+        refusal = _place_refusal(self._context, header.topic, header.consumer_group)
         if refusal is not None:
             connection.send(reply(command, *refusal, header=PopLiteMessageResponse()))
             return
@@ -192,7 +180,7 @@ class LiteHandlers(Handlers[LiteContext]):
         if change.action == ADD and group.is_wildcard:
             self._illegal("subscribe lite operation is not supported for this group")
         if client is None:
-            client = self._new_client(group, client_id, connection)
+            client = _new_client(self._context, group, client_id, connection)
         client.connection, client.accessed_ms = connection, self._context.clock.now_ms()
         if change.action == ADD:
             self._check_quota(group, client, config, {*client.names, *names})
@@ -204,15 +192,6 @@ class LiteHandlers(Handlers[LiteContext]):
         else:
             remark = f"No enum constant org.apache.rocketmq.common.lite.LiteSubscriptionAction.{change.action}"
             raise PeerRefused(ResponseCode.SYSTEM_ERROR, remark, self._ip)
-
-    def _new_client(self, group: LiteGroup, client_id: str, connection: Connection) -> LiteClient:
-        """Return a new client of a group. Raises PeerRefused: there are too many clients."""
-        if sum(len(one.clients) for one in self._lite.groups.values()) >= CLIENTS_MAX:
-            remark = f"lite subscription quota exceeded: {CLIENTS_MAX} clients"
-            raise PeerRefused(ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED, remark, self._ip)
-        client = group.clients[client_id] = LiteClient(client_id, connection)
-        client.accessed_ms = self._context.clock.now_ms()
-        return client
 
     def _names(self, change: LiteSubscription) -> set[str]:
         """Return the lite topics of a change. Raises PeerRefused: a name is not allowed."""
@@ -315,6 +294,48 @@ class LiteHandlers(Handlers[LiteContext]):
             self._lite.mark(group, name)
 
 
+# ---- notifications, for the handler of POP
+
+
+def notify_lite(
+    context: LiteContext,
+    connection: Connection,
+    command: Command,
+    header: NotificationRequest,
+    *,
+    may_hold: bool = True,
+) -> Command | None:
+    """Answer as soon as there is a message of a client's lite topics to pop, or when the time is over. The caller
+    checked the time of the request and the broker's permission. Source: lite.md §10."""
+    refusal = _place_refusal(context, header.topic, header.consumer_group)
+    if refusal is not None:
+        return reply(command, *refusal, header=NotificationResponse())
+    config, lite, client_id = context.groups.get(header.consumer_group), context.lite, header.client_id
+    assert config is not None, "the group was checked"
+    assert lite is not None, "a master serves lite topics"
+    if client_id is None or not client_id.strip():
+        return reply(command, ResponseCode.INVALID_PARAMETER, "clientId is missing", header=NotificationResponse())
+    group = lite.group(header.consumer_group, config)
+    client = group.clients.get(client_id) or _new_client(context, group, client_id, connection)
+    has_message = lite.has_messages(group, client)
+    left_ms = header.born_time + header.poll_time - context.clock.now_ms()
+    if has_message or not may_hold or left_ms <= 0:
+        return reply(command, header=NotificationResponse(has_message))
+
+    def retry(may_hold: bool) -> None:
+        try:
+            answer = notify_lite(context, connection, command, header, may_hold=may_hold)
+        except PeerRefused as error:
+            answer = failure(connection, command, error)
+        if answer is not None:
+            connection.send(answer)
+
+    held = WaitingLitePop(client, connection, 0.0, retry)
+    if lite.waiting.hold(held, min(left_ms, header.poll_time) / 1000):
+        return None
+    return reply(command, header=NotificationResponse(has_msg=False, polling_full=True))
+
+
 # ---- acks, for the handlers of POP
 
 
@@ -355,6 +376,36 @@ def change_lite(
         pop_time=handle.pop_time, invisible_time=visible_at - handle.pop_time, revive_qid=LITE_REVIVE_QUEUE
     )
     return (ResponseCode.SUCCESS, ""), answer
+
+
+def _place_refusal(context: LiteContext, name: str, group: str) -> Refusal | None:
+    """Return the reason why topic or group do not allow a pop, or None. Both can change while it waits."""
+    topic = context.topics.get(name)
+    if topic is None:
+        return ResponseCode.TOPIC_NOT_EXIST, f"The topic {name} not exist, apply first please! {FAQ}"
+    if not topic.perm & _READ:
+        return ResponseCode.NO_PERMISSION, f"the topic[{name}] peeking message is forbidden"
+    if not topic.is_lite:
+        return ResponseCode.INVALID_PARAMETER, f"the topic [{name}] message type not match"
+    config = context.groups.get(group)
+    if config is None:
+        return ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{group}] does not exist, {FAQ}"
+    if not config.consume_enable:
+        return ResponseCode.NO_PERMISSION, f"subscription group no permission, {group}"
+    if _binding(config) != name:
+        return ResponseCode.INVALID_PARAMETER, f"subscription bind topic not match, {group}"
+    return None
+
+
+def _new_client(context: LiteContext, group: LiteGroup, client_id: str, connection: Connection) -> LiteClient:
+    """Return a new client of a group. Raises PeerRefused: there are too many clients."""
+    assert context.lite is not None, "a master serves lite topics"
+    if sum(len(one.clients) for one in context.lite.groups.values()) >= CLIENTS_MAX:
+        remark = f"lite subscription quota exceeded: {CLIENTS_MAX} clients"
+        raise PeerRefused(ResponseCode.LITE_SUBSCRIPTION_QUOTA_EXCEEDED, remark, context.settings.broker_ip1)
+    client = group.clients[client_id] = LiteClient(client_id, connection)
+    client.accessed_ms = context.clock.now_ms()
+    return client
 
 
 def _lite_group(context: LiteContext, header: AckMessageRequest) -> tuple[LiteService, LiteGroup, str]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import Iterator
 
 from rmqkit.broker.handlers import Handlers, answers
+from rmqkit.broker.lite.listing import client_rows, names_of, topic_row
 from rmqkit.broker.lite.service import LiteContext, LiteService
-from rmqkit.broker.lite.subscriptions import BINDING, LiteGroup, is_wildcard
+from rmqkit.broker.lite.subscriptions import BINDING, LiteGroup
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
@@ -41,6 +41,7 @@ __all__ = ["LiteQueryHandlers"]
 
 _COUNT_MAX = 10_000
 _TOP_MAX = 1000
+_ROWS_MAX = 1000
 
 
 class LiteQueryHandlers(Handlers[LiteContext]):
@@ -73,9 +74,10 @@ class LiteQueryHandlers(Handlers[LiteContext]):
         return reply(command, body=fastjson.dumps(info))
 
     @answers(RequestCode.GET_PARENT_TOPIC_INFO)
-    def of_parent(self, connection: Connection, command: Command) -> Command:
-        """Return the number of lite topics of a parent, and its groups."""
-        name = decode_header(command, ParentTopicRequest).topic
+    async def of_parent(self, connection: Connection, command: Command) -> Command:
+        """Return the number of lite topics of a parent, its groups, and a page of its lite topics if it is wanted."""
+        header = decode_header(command, ParentTopicRequest)
+        name = header.topic
         config, known = self._parent(name), self._table.parents.get(name)
         count = 0 if known is None else known.live_count
         info = ParentTopicInfo(
@@ -85,7 +87,9 @@ class LiteQueryHandlers(Handlers[LiteContext]):
             topic=name,
             ttl=self._lifetime(config),
         )
-        return reply(command, body=fastjson.dumps(info))
+        if header.max_count is not None:
+            await self._add_rows(info, header, max(1, min(header.max_count, _ROWS_MAX)))
+        return reply(command, body=await asyncio.to_thread(fastjson.dumps, info))
 
     @answers(RequestCode.GET_LITE_TOPIC_INFO)
     def of_lite_topic(self, connection: Connection, command: Command) -> Command:
@@ -93,6 +97,7 @@ class LiteQueryHandlers(Handlers[LiteContext]):
         header = decode_header(command, LiteTopicRequest)
         self._parent(header.parent_topic)
         queue = self._lite.queue(header.parent_topic, header.lite_topic)
+        bound = self._lite.bound_to(header.parent_topic)
         offsets = LiteTopicOffset()
         if queue is not None:
             last_ms = self._table.seconds[queue.slot] * 1000
@@ -102,7 +107,10 @@ class LiteQueryHandlers(Handlers[LiteContext]):
         info = LiteTopicInfo(
             lite_topic=header.lite_topic,
             parent_topic=header.parent_topic,
-            subscriber=list(self._subscribers(header.parent_topic, header.lite_topic)),
+            subscriber=[
+                LiteSubscriber(client_id, group)
+                for group, client_id in self._lite.subscribers(bound, header.lite_topic)
+            ],
             topic_offset=offsets,
         )
         return reply(command, body=fastjson.dumps(info))
@@ -128,6 +136,9 @@ class LiteQueryHandlers(Handlers[LiteContext]):
         header = decode_header_leniently(command, LiteGroupRequest, missing={"topK": "20"})
         group = self._group(header.group)
         info = LiteGroupInfo(group=group.name, parent_topic=group.parent)
+        if header.max_clients is not None:
+            info.clients = list(client_rows(group, max(0, min(header.max_clients, _ROWS_MAX))))
+            info.client_count = len(group.clients)
         if header.lite_topic:
             self._add_offsets(info, group, header.lite_topic)
         else:
@@ -169,15 +180,27 @@ class LiteQueryHandlers(Handlers[LiteContext]):
     def _lifetime(config: TopicConfig) -> int:
         return int((config.attributes or {}).get("lite.topic.expiration", "-1"))
 
-    def _subscribers(self, parent: str, name: str) -> Iterator[LiteSubscriber]:
-        for group_name in self._lite.bound_to(parent):
-            config = self._context.groups.stored.subscription_group_table[group_name]
-            if is_wildcard(config):
-                yield LiteSubscriber("*", group_name)
-                continue
-            group = self._lite.groups.get(group_name)
-            for client in () if group is None else group.subscribers(name):
-                yield LiteSubscriber(client.client_id, group_name)
+    async def _add_rows(self, info: ParentTopicInfo, header: ParentTopicRequest, count_max: int) -> None:
+        """Add a page of lite topics to an answer."""
+        group = None if not header.group else self._group(header.group)
+        if group is not None and group.parent != info.topic:
+            remark = f"lite group {group.name} is expected to bind topic {group.parent}, but actual is {info.topic}"
+            raise PeerRefused(ResponseCode.INVALID_PARAMETER, remark, self._ip)
+        lites, now = self._context.store.lite, Slice()
+        names = await names_of(
+            lites,
+            info.topic,
+            prefix=header.prefix or "",
+            after=header.after or "",
+            count_max=count_max + 1,
+            with_expired=bool(header.with_expired),
+        )
+        info.lite_topics = []
+        for name in names[:count_max]:
+            info.lite_topics.append(topic_row(self._lite, lites, info.topic, name, info.groups, group))
+            await now.pause_if_over()
+        if len(names) > count_max:
+            info.next_after = names[count_max - 1]
 
     def _add_offsets(self, info: LiteGroupInfo, group: LiteGroup, name: str) -> None:
         slot = self._table.find(group.parent, name)

@@ -35,10 +35,13 @@ from rmqkit.broker.statistics import Statistics
 from rmqkit.broker.tables.groups import GroupTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock
+from rmqkit.errors import PeerRefused
+from rmqkit.protocol.codes import ResponseCode
 from rmqkit.protocol.names import is_light, lite_queue, split_lite_queue
 from rmqkit.protocol.record import record_properties
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.remoting.connection import Connection
+from rmqkit.remoting.tasks import Slice
 from rmqkit.store.light import light_numbers
 from rmqkit.store.lite.lite_queues import LiteQueue
 from rmqkit.store.message_store import MessageStore
@@ -207,6 +210,18 @@ class LiteService:
         """Return the number of the next message of a lite topic for a group: its offset, or the first message."""
         return max(self.offsets.get(group.name, slot), self._store.lite.min_offset(slot))
 
+    async def lag_of(self, group: LiteGroup) -> int:
+        """Return the number of messages of all lite topics that a group has not consumed, counted in slices. Messages
+        that the log has deleted are counted, too."""
+        table, offsets, now, lag = self._table, self.offsets, Slice(), 0
+        parent = table.parents.get(group.parent)
+        slots = iter(list(parent.slots.values()) if parent is not None else [])
+        while chunk := list(itertools.islice(slots, _SLICE)):
+            for slot in chunk:
+                lag += max(0, table.ends[slot] - max(offsets.get(group.name, slot), table.firsts[slot]))
+            await now.pause_if_over()
+        return lag
+
     # ---- delivery
 
     def pop(
@@ -243,6 +258,21 @@ class LiteService:
             popped.counts += [(number, tries.get(number, 0)) for number in one.numbers]
         client.consumed_ms = now
         return popped
+
+    def has_messages(self, group: LiteGroup, client: LiteClient) -> bool:
+        """Return True if a pop of a client would find messages. Names without one are dirty no more."""
+        now = self._clock.now_ms()
+        dirty = group.dirty if group.is_wildcard else client.dirty
+        while dirty:
+            name = next(iter(dirty))
+            slot = self._table.find(group.parent, name)
+            if slot is not None and self._table.is_live(slot):
+                batch = group.batches.get(slot)
+                is_free = batch is None or batch.free_at <= now
+                if is_free and self._table.ends[slot] > self.offset_of(group, slot):
+                    return True
+            del dirty[name]  # it becomes dirty again when its batch is free, or with its next message
+        return False
 
     def _take(self, group: LiteGroup, name: str, count_max: int, now: int, attempt_id: str | None) -> _Taken | None:
         """Return the next messages of a lite topic, or None if it has none or a batch is out."""
@@ -378,15 +408,49 @@ class LiteService:
         """Return the queue of a lite topic, or None."""
         return self._store.lite.queue(lite_queue(parent, name))
 
+    def subscribers(self, bound: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
+        """Yield group and client id of the subscribers of a lite topic; ``*`` as the client for a wildcard group.
+        ``bound``: the groups that are bound to its parent, see `bound_to`."""
+        table = self._configs.stored.subscription_group_table
+        for group_name in bound:
+            config = table.get(group_name)
+            if config is not None and is_wildcard(config):
+                yield group_name, "*"
+                continue
+            group = self.groups.get(group_name)
+            for client in () if group is None else group.subscribers(name):
+                yield group_name, client.client_id
+
+    def drop(self, light: str) -> bool:
+        """Remove a lite topic with its messages and the offsets of groups. Its subscriptions stay, and its next message
+        begins its next life. Return False if it does not exist. Raises PeerRefused: a message of it is being
+        written. Raises OSError: the disk refused."""
+        self._store.dispatch()
+        queue = self._store.lite.queue(light)
+        if queue is None or not self._table.is_live(queue.slot):
+            return False
+        if queue.next_offset > queue.max_offset:
+            remark = f"a message of lite topic {light} is being written: delete it again"
+            raise PeerRefused(ResponseCode.SYSTEM_BUSY, remark, self._settings.broker_ip1)
+        self._store.lite.drop(queue.slot)
+        return True
+
     # ---- rounds
 
+    def _lifetime_minutes(self, parent: str) -> int | None:
+        """Return the lifetime of the lite topics of a parent. None: they do not expire."""
+        config = self._topics.get(parent)
+        minutes = int((config.attributes or {}).get("lite.topic.expiration", "-1")) if config is not None else -1
+        return max(-(-self._settings.lite_lifetime_min_ms // _MINUTE_MS), minutes) if minutes > 0 else None
+
+    def expires_at(self, parent: str, slot: int) -> int:
+        """Return the time in ms after which a lite topic expires without a new message, -1 if it does not expire."""
+        minutes = self._lifetime_minutes(parent) if self._table.is_live(slot) else None
+        return -1 if minutes is None else self._table.seconds[slot] * 1000 + minutes * _MINUTE_MS
+
     def _set_lifetimes(self) -> None:
-        least = -(-self._settings.lite_lifetime_min_ms // _MINUTE_MS)
         for name in self._table.parents:
-            config = self._topics.get(name)
-            text = (config.attributes or {}).get("lite.topic.expiration", "-1") if config is not None else "-1"
-            minutes = int(text)
-            self._store.lite.set_lifetime(name, max(least, minutes) if minutes > 0 else None)
+            self._store.lite.set_lifetime(name, self._lifetime_minutes(name))
 
     async def expire(self) -> None:
         """Remove the lite topics whose lifetime is over, in slices. The broker calls this regularly."""

@@ -16,12 +16,14 @@ from collections.abc import Awaitable
 from msgspec.structs import replace
 
 from rmqkit.broker.handlers import Handlers, answers, by_global_number, of_lite_topic
+from rmqkit.broker.lite.service import LiteService
 from rmqkit.broker.older import when_found
 from rmqkit.broker.operations import OperationsContext
 from rmqkit.broker.settings import BrokerRole
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header, decode_header_leniently, reply, request
+from rmqkit.protocol.names import is_light, split_lite_queue
 from rmqkit.protocol.schemas.brokers import TimerMetricsRequest
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.offsets import (
@@ -212,6 +214,9 @@ class ResetHandlers(Handlers[OperationsContext]):
     async def reset(self, connection: Connection, command: Command) -> Command:
         """Reset a group's offset for one queue of a topic, or for all queues. Return the new offsets."""
         header = decode_header_leniently(command, ResetOffsetRequest, missing=_NUMBERS)
+        place = split_lite_queue(header.topic) if is_light(header.topic) else None
+        if self._context.lite is not None and place is not None:
+            return self._reset_lite(command, header, self._context.lite, *place)
         if self._context.settings.server_side_reset:
             return await self._reset_here(connection, command, header)
         return await self._reset_by_clients(connection, command, header)
@@ -260,6 +265,31 @@ class ResetHandlers(Handlers[OperationsContext]):
             if self._context.pop is not None:
                 self._context.pop.waiting.wake(header.topic, header.group, queue_id)
         return reply(command, body=fastjson.dumps(self._body(header, targets)))
+
+    def _reset_lite(
+        self, command: Command, header: ResetOffsetRequest, lite: LiteService, parent: str, name: str
+    ) -> Command:
+        """Reset a lite group's offset in a lite topic. Its unacknowledged messages are taken back.
+        Source: lite.md §11."""
+        queue = lite.queue(parent, name)
+        if queue is None or queue.max_offset == queue.min_offset:
+            return reply(command, ResponseCode.TOPIC_NOT_EXIST, f"Topic {header.topic} does not exist")
+        config = self._context.groups.stored.subscription_group_table.get(header.group)
+        if config is None:
+            remark = f"Group {header.group} does not exist"
+            return reply(command, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, remark)
+        if config.lite_parent != parent:
+            return reply(command, ResponseCode.INVALID_PARAMETER, "group type or bind topic not match.")
+        low, high = queue.min_offset, queue.max_offset
+        if header.offset is not None and header.offset != -1:
+            if not low <= header.offset <= high + 1:
+                remark = f"Target offset {header.offset} not in consume queue range [{low}-{high}]"
+                return reply(command, ResponseCode.SYSTEM_ERROR, remark)
+            target = min(header.offset, high)
+        else:
+            target = high if header.timestamp < 0 else queue.offset_by_time(header.timestamp, upper=False)
+        lite.reset(lite.group(header.group, config), name, target)
+        return reply(command, body=fastjson.dumps(self._body(header, {0: target})))
 
     async def _reset_by_clients(self, connection: Connection, command: Command, header: ResetOffsetRequest) -> Command:
         topic = self._context.topics.get(header.topic)

@@ -25,7 +25,7 @@ from rmqkit.broker.operations import OperationsContext
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_fields, decode_header, decode_header_leniently, reply
-from rmqkit.protocol.names import is_light, retry_topic, topic_fault
+from rmqkit.protocol.names import is_light, retry_topic, split_lite_queue, topic_fault
 from rmqkit.protocol.schemas.topics import (
     CreateTopicRequest,
     TopicConfig,
@@ -187,7 +187,8 @@ class TopicHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER, admins_only=True)
     def delete(self, connection: Connection, command: Command) -> Command:
-        """Delete a topic if it exists, with its queues, the offsets of its groups, and the groups' POP retry topics."""
+        """Delete a topic if it exists, with its queues, the offsets of its groups, and the groups' POP retry topics.
+        The name of a light queue of a lite topic deletes this lite topic."""
         topic = decode_header_leniently(command, TopicRequest, missing={"topic": ""}).topic
         fault = topic_fault(topic) if not topic.strip() else self._conflict(topic)
         if fault is not None:
@@ -306,7 +307,9 @@ class TopicHandlers(Handlers[OperationsContext]):
 
     def _delete(self, topics: Set[str]) -> None:
         """Delete topics with their queues, the offsets of their groups, and the groups' POP retry topics."""
-        names = set(topics)
+        names = {topic for topic in topics if not self._drop_lite(topic)}
+        if not names:
+            return
         if self._context.settings.deletes_retry_topics:
             for group, consumed in self._context.offsets.topics_by_group.items():
                 retries = [retry_topic(f"{group}{mark}{topic}") for topic in topics & set(consumed) for mark in "_+"]
@@ -319,6 +322,12 @@ class TopicHandlers(Handlers[OperationsContext]):
             "deleted topics are not in the table"
         )
         self._context.statistics.drop_counters(topics=names)
+
+    def _drop_lite(self, name: str) -> bool:
+        """Delete a lite topic. Return False if the name is not the light queue of a lite topic."""
+        lite = self._context.lite
+        is_lite = lite is not None and is_light(name) and split_lite_queue(name) is not None
+        return is_lite and lite is not None and lite.drop(name)
 
     def _is_abandoned(self, topic: str, group: str) -> bool:
         """Return True if a group is not online for a topic, and its next message in every queue was deleted."""

@@ -30,7 +30,7 @@ from functools import partial
 
 from rmqkit.broker.durability import CODES, NOT_ENOUGH_REPLICAS, Outcome, Refusal
 from rmqkit.broker.handlers import Handlers, answers, needs_parser, when_prepared
-from rmqkit.broker.lite.handlers import ack_lite, change_lite
+from rmqkit.broker.lite.handlers import ack_lite, change_lite, notify_lite
 from rmqkit.broker.older import Fetched, Missing, read_when_fetched
 from rmqkit.broker.pop.check_points import Waiting
 from rmqkit.broker.pop.in_flight import AckKey
@@ -170,6 +170,8 @@ class PopHandlers(PopHandlerBase):
         refusal = self._refusal(connection, header, _PEEKING)
         if refusal is not None:
             return reply(command, *refusal, header=NotificationResponse())
+        if header.is_lite_consumer and self._context.lite is not None:
+            return notify_lite(self._context, connection, command, header)
         try:
             wanted = inline_filter(header.exp, header.exp_type) if is_filtered else EVERYTHING
         except ValueError:

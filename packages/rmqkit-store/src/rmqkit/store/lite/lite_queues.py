@@ -454,6 +454,15 @@ class LiteQueues:
         self.table.kill(slot, 0 if entry is None else entry.physical_offset + entry.size)
         self._dead.append(slot)
 
+    def drop(self, slot: int) -> None:
+        """Remove the messages of a lite topic like `remove`, and note it on the disk. Raises OSError: the write failed;
+        the messages are removed, and the next `save` notes it."""
+        self.remove(slot)
+        try:
+            self._journal.append([self.table.note(slot)], is_durable=True)
+        finally:
+            self.table.changed.add(slot)
+
     def delete_parent(self, parent_name: str) -> None:
         """Forget all lite topics of a parent."""
         parent = self.table.parents.get(parent_name)

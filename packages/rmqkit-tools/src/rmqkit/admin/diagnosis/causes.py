@@ -31,7 +31,7 @@ from __future__ import annotations
 import enum
 import shlex
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct, field
 
@@ -53,7 +53,7 @@ from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.sentences import _, capital, joined, marked
 
-__all__ = ["Cause", "Explanation", "Fact", "Facts", "Lookup", "Place", "Transaction", "judge"]
+__all__ = ["Cause", "Explanation", "Fact", "Facts", "Lookup", "Place", "Reason", "Transaction", "judge"]
 
 _SKEW_MS = 5_000
 """Smaller differences between clocks are ignored, because a send may take 5 s."""
@@ -62,15 +62,19 @@ _LATE_MS = 5_000
 _SHOWN = 5
 
 
-class Cause(enum.StrEnum):
-    """The reason why a message was not consumed, and the remedy. CONSUMED means that nothing is wrong."""
+class Reason(enum.StrEnum):
+    """The base of causes: a text, and the remedy, which may have placeholders for names."""
 
     remedy: str
 
-    def __new__(cls, text: str, remedy: str) -> Cause:
+    def __new__(cls, text: str, remedy: str) -> Self:
         cause = str.__new__(cls, text)
         cause._value_, cause.remedy = text, remedy
         return cause
+
+
+class Cause(Reason):
+    """The reason why a message was not consumed, and the remedy. CONSUMED means that nothing is wrong."""
 
     CONSUMED = marked("consumed"), marked("none needed; to see the results of handlers, switch traces on")
     FILTERED_BY_TAG = (
@@ -164,7 +168,7 @@ class Fact(Struct):
 class Explanation(Struct):
     """The answer: a cause, a sentence for the user, the facts behind the cause, and a remedy."""
 
-    cause: Cause
+    cause: Reason
     sentence: str
     evidence: list[Fact]
     remedy: str

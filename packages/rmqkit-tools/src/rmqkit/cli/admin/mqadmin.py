@@ -110,6 +110,12 @@ JAVA = {
     "createAcl": "policy put",
     "updateAcl": "policy put",
     "deleteAcl": "policy delete",
+    "getBrokerLiteInfo": "lite brokers",
+    "getParentTopicInfo": "lite parent",
+    "getLiteTopicInfo": "lite show",
+    "getLiteGroupInfo": "lite group",
+    "getLiteClientInfo": "lite client",
+    "triggerLiteDispatch": "lite dispatch",
     "listAcl": "policy list",
     "getAcl": "policy list",
 }

@@ -24,7 +24,7 @@ from rmqkit.sentences import _, joined
 from rmqkit.settings import SECRET
 
 _PERMISSIONS = {"6": _("read, write"), "4": _("read only"), "2": _("write only"), "0": _("none")}
-_TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED")
+_TYPES = ("", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "LITE")
 _UNIT, _UNIT_SUB = 1, 2
 _SECRET_WORDS = ("secret", "password", "credential", "initauthenticationuser")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rmqkit.admin.diagnosis.causes import judge
 from rmqkit.admin.diagnosis.timeline import timeline
 from rmqkit.admin.explain import At, Explainer, Key
 from rmqkit.console.html.render import shell
@@ -32,12 +31,13 @@ async def explain_page(ask: Ask) -> Page:
         page.status = 400
         return page
     try:
-        facts = await Explainer(ask.admin, topic, group, hides_bodies=ask.hides_bodies).facts(named)
+        explainer = Explainer(ask.admin, topic, group, hides_bodies=ask.hides_bodies)
+        facts = await explainer.facts(named)
+        values["explanation"], values["timeline"] = await explainer.judged(facts), timeline(facts)
     except RmqError as error:
         values["trouble"] = str(error)
         page.status = 404
         return page
-    values["explanation"], values["timeline"] = judge(facts), timeline(facts)
     page.more["message"] = facts.message or facts.lookup.elsewhere
     return page
 

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct
 from starlette.responses import Response
 
-from rmqkit.admin.diagnosis.causes import Cause, Explanation, Facts, judge
+from rmqkit.admin.diagnosis.causes import Cause, Explanation, Facts
+from rmqkit.admin.diagnosis.lite_causes import LiteCause
 from rmqkit.admin.diagnosis.timeline import Event, merged, timeline
 from rmqkit.admin.explain import At, Explainer
 from rmqkit.admin.messages.messages import traces_of
@@ -28,7 +29,10 @@ GROUPS_MAX, GROUPS_AT_ONCE = 20, 4
 BODY_SHOWN = 64 << 10
 _HEX_SHOWN = 4 << 10
 _UNDER_WAY = frozenset(
-    (Cause.WAITING, Cause.RETRYING, Cause.DELAYED, Cause.TRANSACTION_PENDING, Cause.POPPED, Cause.NO_OWNER)
+    (
+        *(Cause.WAITING, Cause.RETRYING, Cause.DELAYED, Cause.TRANSACTION_PENDING, Cause.POPPED, Cause.NO_OWNER),
+        *(LiteCause.WAITING, LiteCause.UNACKED, LiteCause.NOT_SUBSCRIBED),
+    )
 )
 
 
@@ -133,21 +137,17 @@ async def _verdicts(ask: Ask, message: ReceivedMessage, groups: list[str]) -> tu
     turns = asyncio.Semaphore(GROUPS_AT_ONCE)
     place = At(message.queue_id, message.queue_offset, message.broker_name)
 
-    async def one(group: str) -> Facts | str:
+    async def one(group: str) -> tuple[Facts | None, Verdict]:
         async with turns:
+            explainer = Explainer(ask.admin, message.topic, group, hides_bodies=ask.hides_bodies)
             try:
-                return await Explainer(ask.admin, message.topic, group, hides_bodies=ask.hides_bodies).facts(place)
+                facts = await explainer.facts(place)
+                return facts, Verdict(group=group, explanation=await explainer.judged(facts))
             except RmqError as error:
-                return str(error)
+                return None, Verdict(group=group, trouble=str(error))
 
     found = await asyncio.gather(*map(one, groups))
-    verdicts = [
-        Verdict(group=group, trouble=facts)
-        if isinstance(facts, str)
-        else Verdict(group=group, explanation=judge(facts))
-        for group, facts in zip(groups, found, strict=True)
-    ]
-    return [facts for facts in found if isinstance(facts, Facts)], verdicts
+    return [facts for facts, __ in found if facts is not None], [verdict for __, verdict in found]
 
 
 async def _body(ask: Ask, message: ReceivedMessage) -> Body:

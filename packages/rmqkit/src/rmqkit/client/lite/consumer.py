@@ -30,7 +30,7 @@ from rmqkit.protocol.command import decode_header, request
 from rmqkit.protocol.ids import PopHandle, decode_lite_counts, encode_pop_handle
 from rmqkit.protocol.message import ReceivedMessage, messages_of_record, records_of
 from rmqkit.protocol.names import lite_topic_fault, topic_fault
-from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, INNER_MULTI_QUEUE_OFFSET, LITE_TOPIC
+from rmqkit.protocol.properties import lite_number
 from rmqkit.protocol.schemas.groups import GroupRequest, SubscriptionGroupConfig
 from rmqkit.protocol.schemas.lite import (
     ADD,
@@ -421,7 +421,7 @@ class LiteConsumer(Client):
         return messages
 
     def _made(self, message: ReceivedMessage, found: PopLiteMessageResponse, tries: int) -> LiteMessage:
-        number = _number(message)
+        number = lite_number(message.properties)
         handle = PopHandle(
             check_point_offset=number,
             pop_time=found.pop_time,
@@ -450,12 +450,3 @@ class LiteConsumer(Client):
             await self.ack(message)
         except RmqError as error:
             _log.warning("%s: message %s cannot become a dead letter: %s", self._described, message.msg_id, error)
-
-
-def _number(message: ReceivedMessage) -> int:
-    """Return the number of a message in its lite topic."""
-    properties = message.properties
-    own = f"${properties.get(LITE_TOPIC)}"
-    names = properties.get(INNER_MULTI_DISPATCH, "").split(",")
-    numbers = properties.get(INNER_MULTI_QUEUE_OFFSET, "").split(",")
-    return next((int(one) for name, one in zip(names, numbers, strict=False) if name.endswith(own)), -1)

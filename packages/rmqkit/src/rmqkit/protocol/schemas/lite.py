@@ -6,7 +6,7 @@ topics. Source: lite.md §6, §7, §11.
 
 from __future__ import annotations
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from rmqkit.protocol.codes import Int32, Int64
 from rmqkit.protocol.codes import RequestCode as Code
@@ -93,20 +93,62 @@ class BrokerLiteInfo(Struct, rename="camel", kw_only=True):
     topic_meta: dict[str, int] = field(default_factory=dict)
 
 
-class ParentTopicRequest(Struct, rename="camel", gc=False):
-    """GET_PARENT_TOPIC_INFO."""
+class ParentTopicRequest(Struct, rename="camel", kw_only=True, gc=False):
+    """GET_PARENT_TOPIC_INFO. Only rmqkit has the fields after ``topic``.
+
+    Attributes:
+        max_count: number of lite topics to list, in the order of their names; None: none, as for Apache's tools.
+        prefix: the beginning of their names.
+        after: the name after which the list begins.
+        group: a group whose offsets the rows contain.
+        with_expired: list expired lite topics, too.
+    """
 
     topic: str
+    max_count: Int32 | None = None
+    prefix: str | None = None
+    after: str | None = None
+    group: str | None = None
+    with_expired: bool | None = None
+
+
+class LiteTopicRow(Struct, rename="camel", kw_only=True):
+    """A lite topic in a list. Only rmqkit's brokers send it. Times are in ms.
+
+    Attributes:
+        epoch: its life. The first life is 1.
+        is_live: False after it has expired or was deleted.
+        last_update_timestamp: store time of the newest message, 0 without one.
+        expires_at: the time from which on it may expire, -1 if it never does.
+        consumer_offset: the offset of the requested group.
+        unacked_count: number of messages that this group has received and not acknowledged.
+        free_at: the time at which these are delivered again.
+    """
+
+    lite_topic: str
+    min_offset: int = 0
+    max_offset: int = 0
+    last_update_timestamp: int = 0
+    epoch: int = 1
+    is_live: bool = True
+    expires_at: int = -1
+    subscriber_count: int = 0
+    consumer_offset: int | None = None
+    unacked_count: int | None = None
+    free_at: int | None = None
 
 
 class ParentTopicInfo(Struct, rename="camel", kw_only=True):
-    """The answer to GET_PARENT_TOPIC_INFO. ``ttl``: lifetime of its lite topics in minutes, -1 without one."""
+    """The answer to GET_PARENT_TOPIC_INFO. ``ttl``: lifetime of its lite topics in minutes, -1 without one. Only rmqkit
+    sends ``lite_topics``, which is the requested list, and ``next_after``, if the list has more rows."""
 
     groups: list[str] = field(default_factory=list)
     lite_topic_count: int = 0
     lmq_num: int = 0
     topic: str = ""
     ttl: int = -1
+    lite_topics: list[LiteTopicRow] | UnsetType = UNSET
+    next_after: str | UnsetType = UNSET
 
 
 class LiteTopicRequest(Struct, rename="camel", gc=False):
@@ -163,11 +205,33 @@ class LiteClientInfo(Struct, rename="camel", kw_only=True):
 
 
 class LiteGroupRequest(Struct, rename="camel", kw_only=True, gc=False):
-    """GET_LITE_GROUP_INFO. ``top_k``: maximum number of lite topics with lag."""
+    """GET_LITE_GROUP_INFO. ``top_k``: maximum number of lite topics with lag. ``max_clients``: maximum number of
+    clients to list; only rmqkit has this field."""
 
     group: str
     lite_topic: str | None = None
     top_k: Int32 = field(default=20, name="topK")
+    max_clients: Int32 | None = None
+
+
+class LiteClientRow(Struct, rename="camel", kw_only=True):
+    """A client of a lite group in a list. Only rmqkit's brokers send it. Times are in ms.
+
+    Attributes:
+        last_access_time: the time of its newest subscription request.
+        last_consume_time: the time of its newest pop that found messages, 0 without one.
+        dirty_count: number of its lite topics that may have messages for it.
+        waiting_count: number of its pops that wait.
+        taken_count: number of lite topics that another client of an exclusive group has taken from it.
+    """
+
+    client_id: str
+    lite_topic_count: int = 0
+    last_access_time: int = 0
+    last_consume_time: int = 0
+    dirty_count: int = 0
+    waiting_count: int = 0
+    taken_count: int = 0
 
 
 class LiteLag(Struct, rename="camel", kw_only=True):
@@ -188,8 +252,11 @@ class LiteTopicLag(Struct, rename="camel", kw_only=True):
 
 
 class LiteGroupInfo(Struct, rename="camel", kw_only=True, omit_defaults=False):
-    """The answer to GET_LITE_GROUP_INFO."""
+    """The answer to GET_LITE_GROUP_INFO. Only rmqkit sends ``clients``, which is the requested list, and
+    ``client_count``, the number of all clients."""
 
+    client_count: int | None = None
+    clients: list[LiteClientRow] | None = None
     earliest_unconsumed_timestamp: int = -1
     group: str = ""
     lag_count_top_k: list[LiteLag] | None = field(default=None, name="lagCountTopK")
@@ -216,7 +283,7 @@ OPERATIONS = (
     Operation(Code.NOTIFY_UNSUBSCRIBE_LITE, 3, CLIENT, NotifyUnsubscribeLiteRequest),
     Operation(Code.GET_BROKER_LITE_INFO, 3, BROKER, response_body=BrokerLiteInfo, right=Right("Get"), is_reading=True),
     Operation(Code.GET_PARENT_TOPIC_INFO, 3, BROKER, ParentTopicRequest, response_body=ParentTopicInfo,
-              right=Right("Get", "topic"), is_reading=True),
+              right=Right("Get", "topic group"), is_reading=True),
     Operation(Code.GET_LITE_TOPIC_INFO, 3, BROKER, LiteTopicRequest, response_body=LiteTopicInfo,
               right=Right("Get", "parentTopic"), is_reading=True),
     Operation(Code.GET_LITE_CLIENT_INFO, 3, BROKER, LiteClientRequest, response_body=LiteClientInfo,

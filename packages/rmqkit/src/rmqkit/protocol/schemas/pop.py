@@ -84,7 +84,8 @@ class ChangeInvisibleTimeRequest(AckMessageRequest, kw_only=True, gc=False):
 
 
 class NotificationRequest(PollingInfoRequest, kw_only=True, gc=False):
-    """NOTIFICATION, which waits until a message can be popped. Requests since 5.5 have the filter of the pop."""
+    """NOTIFICATION, which waits until a message can be popped. Requests since 5.5 have the filter of the pop.
+    ``is_lite_consumer``, ``client_id``: since 5.5.1, wait for the lite topics of this client."""
 
     poll_time: Int64
     born_time: Int64
@@ -92,6 +93,8 @@ class NotificationRequest(PollingInfoRequest, kw_only=True, gc=False):
     exp: str | None = None
     order: bool | None = None
     attempt_id: str | None = None
+    is_lite_consumer: bool | None = None
+    client_id: str | None = None
 
 
 class NotificationResponse(Struct, rename="camel", gc=False):
