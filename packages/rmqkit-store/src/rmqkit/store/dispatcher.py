@@ -131,7 +131,7 @@ class StoredSends(Sequence[DispatchRequest]):
         """Enter the messages that are in lite topics into their light queues. Messages that are entered already are
         skipped. ``end``: the physical end of the last record. Raises OSError: a file cannot be written."""
         assert self.lite is not None, "messages are in lite topics"
-        if not lite.enter_run(self.lite, self._sends, self._first_offset, end):
+        if not lite.enter_run(self.lite, self._first_offset, end):
             lite.enter(self.lights)
 
     @property
@@ -139,9 +139,10 @@ class StoredSends(Sequence[DispatchRequest]):
         """A copy of each request that is in a lite topic, for its light queue."""
         if self.lite is None:
             return []
+        sends = self._sends
         return [
             msgspec.structs.replace(one, topic=lite_queue(parent, name), queue_id=0, queue_offset=number)
-            for one, (parent, name), number in zip(self.made, self.lite.places, self.lite.numbers, strict=True)
+            for one, (parent, name), number in zip(self.made, sends.lite, sends.lite_numbers, strict=True)
             if name
         ]
 
@@ -166,15 +167,14 @@ class _WithLights(StoredSends):
     __slots__ = ()
 
     def __len__(self) -> int:
-        return len(self._sends) + len(self._lite_topics)
-
-    @property
-    def _lite_topics(self) -> list[tuple[str, str]]:
-        return [] if self.lite is None else self.lite.lite_topics
+        assert self.lite is not None, "messages are in lite topics"
+        return len(self._sends) + sum(1 for _ in self.lite.lite_topics())
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        return [*super().places, *[(lite_queue(parent, name), 0) for parent, name in self._lite_topics]]
+        assert self.lite is not None, "messages are in lite topics"
+        lights = dict.fromkeys(self.lite.lite_topics())
+        return [*super().places, *[(lite_queue(parent, name), 0) for parent, name in lights]]
 
     def __getitem__(self, at: int | slice, /) -> DispatchRequest | list[DispatchRequest]:  # type: ignore[override]
         return [*self.made, *self.lights][at]
@@ -389,7 +389,7 @@ class Dispatcher:
             if self._on_arrival is not None:
                 self._on_arrival(arrivals.readable)
             if on_lite is not None and arrivals.lite is not None:
-                on_lite(arrivals.lite.lite_topics)
+                on_lite(arrivals.lite.lite_topics())
             return
         if self._on_arrival is not None:
             self._on_arrival([*arrivals, *light] if light else arrivals)

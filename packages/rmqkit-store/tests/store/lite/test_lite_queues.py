@@ -380,7 +380,7 @@ def together(store: MessageStore, *names: str, size: int = 4) -> None:
     sends = sends_to(*names, size=size)
     if (PARENT, 0) not in store.queues.table:
         put_all(store, message(PARENT))
-    if store.put_sends(sends, HOST, HOST, sends.lite) is None:
+    if store.put_sends(sends, HOST, HOST) is None:
         assert not store.log.has_room(4000), "the log's file has no room for the run"
         put_all(store, *(lite(name, body=bytes(size)) if name else message(PARENT) for name in names))
 
@@ -475,7 +475,7 @@ def test_messages_that_cannot_be_put_together_leave_no_lite_topic(tmp_path, monk
         table, sends = store.lite.table, sends_to("a", "b", "c")
         with monkeypatch.context() as patch:
             patch.setattr(store.log, "has_room", lambda size: False)
-            assert store.put_sends(sends, HOST, HOST, sends.lite) is None
+            assert store.put_sends(sends, HOST, HOST) is None
         assert (len(table), table.find(PARENT, "b"), table.find(PARENT, "c")) == (1, None, None)
         together(store, "a", "b")
         assert [numbers(store, name) for name in "ab"] == [[0, 1], [0]]
@@ -485,7 +485,7 @@ def test_too_many_new_lite_topics_are_not_put_together(tmp_path):
     with opened(tmp_path, small_settings(commit_log_file_bytes=1 << 16, lite_topic_count_max=3)) as store:
         together(store, "a", "b")
         sends = sends_to("a", "c", "d")
-        assert store.put_sends(sends, HOST, HOST, sends.lite) is None
+        assert store.put_sends(sends, HOST, HOST) is None
         assert len(store.lite.table) == 2
         together(store, "a", "c", "b", "c")
         assert numbers(store, "c") == [0, 1]
