@@ -140,7 +140,7 @@ async def first_use(name_servers: str, names: int) -> float:
         begin = time.perf_counter()
         await streams.append(f"session-{names // 2:08}", b"again")
         found = [event.data async for event in streams.read(f"session-{names // 2:08}", follow=False)]
-        assert found[0] == b"x" * 100 and found[-1] == b"again", "an old event and the new one are there"
+        assert (found[0], found[-1]) == (b"x" * 100, b"again"), "an old event and the new one are there"
         return (time.perf_counter() - begin) * 1000
 
 
@@ -156,9 +156,11 @@ def anonymous_mb(pid: int) -> float:
 @contextmanager
 def ours() -> Iterator[tuple[str, int]]:
     """Run our broker. Yield the address of the name server and the broker's process id."""
-    with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
-        with run_standalone(Path(folder, "store"), Path(folder)) as server:
-            yield server.namesrv_addr, server.process.pid
+    with (
+        tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder,
+        run_standalone(Path(folder, "store"), Path(folder)) as server,
+    ):
+        yield server.namesrv_addr, server.process.pid
 
 
 @contextmanager
@@ -171,9 +173,11 @@ def apache() -> Iterator[tuple[str, int]]:
 
     kit = replace(prepare(default_version()), is_short_lived=False)
     conf = APACHE_CONF | {"enableLmq": "true", "enableMultiDispatch": "true"}
-    with tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
-        with open_store_with_apache(kit, Path(folder, "store"), Path(folder), conf) as pair:
-            yield pair.namesrv_addr, pair.broker.pid
+    with (
+        tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder,
+        open_store_with_apache(kit, Path(folder, "store"), Path(folder), conf) as pair,
+    ):
+        yield pair.namesrv_addr, pair.broker.pid
 
 
 def at_both(measure: Callable[[str, int, argparse.Namespace], Awaitable[Figures]]) -> Callable[..., Figures]:
@@ -239,7 +243,7 @@ async def reader(name_servers: str, pid: int, arguments: argparse.Namespace) -> 
 
         async def one_reader(session: str) -> None:
             async for event in streams.read(session):
-                spent_ms.append((time.perf_counter() - came[event.text]) * 1000)
+                spent_ms.append((time.perf_counter() - came[event.text]) * 1000)  # noqa: PERF401 - while they come
 
         sessions = [f"reader-{number}" for number in range(8)]
         for session in sessions:

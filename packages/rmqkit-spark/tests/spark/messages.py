@@ -81,6 +81,7 @@ def row_of(message: ReceivedMessage) -> dict[str, Any]:
         "msgId": message.msg_id,
         "keys": message.properties.get("KEYS"),
         "tags": message.tags,
+        "lite_topic": message.properties.get("__LITE_TOPIC"),
         "properties": message.properties,
         "body": message.body,
         "flag": message.flag,

@@ -85,16 +85,16 @@ def test_columns_that_are_not_requested_are_not_decoded(tmp_path: Path, monkeypa
 
 
 def test_body_and_properties_can_be_left_out(tmp_path: Path) -> None:
-    assert len(available_columns(store_options({"path": "/s"}))) == 20
+    assert len(available_columns(store_options({"path": "/s"}))) == 21
     (first, *_) = _read(_SEGMENT, tmp_path, includeBody="false", includeProperties="none")
-    assert len(first) == 18
+    assert len(first) == 19
     assert not {"body", "properties"} & set(first)
 
 
 def test_properties_can_be_had_as_they_are_stored(tmp_path: Path) -> None:
     (first, *_) = _read(_SEGMENT, tmp_path, includeProperties="string")
     assert first["properties"] == "TAGS\x01a\x02KEYS\x01k1 k2\x02UNIQ_KEY\x01FD00\x02"
-    assert list(first)[9] == "properties"
+    assert list(first)[10] == "properties"
 
 
 @pytest.mark.parametrize(

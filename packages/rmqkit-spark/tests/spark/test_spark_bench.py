@@ -30,10 +30,10 @@ in_java = pytest.mark.skipif(not JAR.exists(), reason="there is no JDK, so there
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of 1 MiB with its queues."""
+    """A store of 1 MiB with its queues and its index."""
     folder = tmp_path_factory.mktemp("sample")
     write_log(folder, 1 << 20, BODY_BYTES)
-    rebuild(folder, StoreSettings(), queues=True, index=False)
+    rebuild(folder, StoreSettings(), queues=True, index=True)
     return folder
 
 
@@ -79,8 +79,10 @@ def test_the_queries_find_the_same_rows_in_every_format(spark: SparkSession, roo
     row_counts = []
     for query in spark_figures.queries(count):
         by_twin = spark.read.format(StoreTwin.name()).options(**query.options).load(str(root))
-        expected, *others = (sorted(map(str, query.frame(frame).collect())) for frame in (stored, written, by_twin))
-        assert others == [expected, expected], query.name
+        indexed = spark.read.format(StoreSource.name()).options(**query.indexed).load(str(root))
+        frames = (stored, written, by_twin, indexed)
+        expected, *others = (sorted(map(str, query.frame(frame).collect())) for frame in frames)
+        assert others == [expected] * 3, query.name
         row_counts.append(len(expected))
     assert row_counts == [count, 1, count, 1, pytest.approx(count / 24, abs=1), 1, TOPICS * 5]
 

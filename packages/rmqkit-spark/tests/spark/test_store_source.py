@@ -73,6 +73,7 @@ def _listed(message: dict[str, Any]) -> dict[str, Any]:
         "msgId": message["msgId"],
         "keys": message["keys"],
         "tags": message["tags"],
+        "lite_topic": message["properties"].get("__LITE_TOPIC"),
         "properties": message["properties"],
         "bodySha256": message["bodySha256"],
         "flag": message["flag"],
@@ -200,7 +201,7 @@ def test_options_choose_columns_and_form(spark: SparkSession, stores: dict[str, 
     root = stores["5.4.0"].root
     assert _load(spark, root, COLUMNS="msgId, body").columns == ["msgId", "body"]
     narrow = _load(spark, root, includeBody="false", includeProperties="none")
-    assert len(narrow.columns) == 18
+    assert len(narrow.columns) == 19
     assert dict(_load(spark, root, includeProperties="string").dtypes)["properties"] == "string"
     raw = _load(spark, root, topic="GoldInnerBatch", unwrap="false", columns="topic,sysFlag")
     batches = {m["physicalOffset"] for m in stores["5.4.0"].manifest["messages"] if m["topic"] == "GoldInnerBatch"}

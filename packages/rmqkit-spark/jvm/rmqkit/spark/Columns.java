@@ -23,7 +23,7 @@ final class Columns {
     private static final int BORN_AT = 40;
     private static final int BORN_HOST_AT = 48;
     private static final byte[] DIGITS = "0123456789ABCDEF".getBytes(StandardCharsets.US_ASCII);
-    private static final List<String> OF_PROPERTIES = List.of("keys", "tags", "msgId", "properties", "key", "headers");
+    private static final List<String> OF_PROPERTIES = List.of("keys", "tags", "lite_topic", "msgId", "properties", "key", "headers");
 
     private final String[] names;
     private final StoreOptions options;
@@ -142,6 +142,7 @@ final class Columns {
             case "timestampType" -> column.putInts(0, rows.count, LOG_APPEND_TIME);
             case "keys" -> values(column, rows.keys);
             case "tags" -> values(column, rows.tags);
+            case "lite_topic" -> values(column, rows.liteTopics);
             case "properties" -> {
                 if (map == null) {
                     propertyStrings(walk, column);

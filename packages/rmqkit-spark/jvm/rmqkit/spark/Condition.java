@@ -28,7 +28,7 @@ import org.apache.spark.sql.sources.LessThanOrEqual;
  * condition.
  */
 record Condition(String column, List<byte[]> texts, long[] numbers, long low, long high) implements Serializable {
-    private static final List<String> TEXTS = List.of("topic", "keys", "tags", "msgId");
+    private static final List<String> TEXTS = List.of("topic", "keys", "tags", "lite_topic", "msgId");
     private static final List<String> TIMES = List.of("storeTimestamp", "bornTimestamp");
     private static final List<String> NUMBERS = List.of("queueId", "queueOffset", "commitLogOffset");
     private static final List<String> NEVER_NULL = List.of("topic", "queueId", "queueOffset", "commitLogOffset", "msgId");

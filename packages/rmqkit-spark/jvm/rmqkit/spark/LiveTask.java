@@ -59,17 +59,20 @@ final class LiveTask implements InputPartition {
 
     /**
      * Return the part that meets conditions on the place of a message, or null if no message can meet them. The records
-     * of a queue have its topic and its id.
+     * of a queue have its topic and its id, those of a light queue only the topic of their parent.
      */
     LiveTask within(List<Condition> conditions) {
         long from = low;
         long to = high;
-        byte[] topic = text("topicName").getBytes(StandardCharsets.UTF_8);
+        byte[] topic = text("routeTopic").getBytes(StandardCharsets.UTF_8);
         for (Condition condition : conditions) {
             switch (condition.column()) {
                 case "topic" -> to = condition.meets(topic, 0, topic.length) ? to : from;
-                case "queueId" -> to = condition.meets(number("queueId")) ? to : from;
+                case "queueId" -> to = isLight() || condition.meets(number("queueId")) ? to : from;
                 case "queueOffset" -> {
+                    if (isLight()) {
+                        continue;
+                    }
                     from = Math.max(from, condition.low());
                     to = condition.high() < to ? condition.high() + 1 : to;
                 }
@@ -77,6 +80,11 @@ final class LiveTask implements InputPartition {
             }
         }
         return from < to ? new LiveTask(values, from, to) : null;
+    }
+
+    /** Return true if the queue is a light queue of the topic of the route. */
+    private boolean isLight() {
+        return !text("routeTopic").equals(text("topicName"));
     }
 
     /** Return the plan of a scan for this task: its options, and conditions for its range and tags. */
@@ -88,9 +96,14 @@ final class LiveTask implements InputPartition {
         options.brokerName = text("brokerName");
         options.partition = (int) number("partition");
         options.reserved = new HashSet<>(texts("reserved"));
+        options.liteTopics = new HashSet<>(texts("liteTopics"));
+        options.litePrefix = text("litePrefix");
         List<Condition> conditions = new ArrayList<>(scan.conditions());
-        // An inner batch is pulled as a whole; another task reads its messages outside of the range.
-        conditions.add(new Condition("queueOffset", null, null, low, high - 1));
+        // An inner batch is pulled as a whole; another task reads its messages outside of the range. The messages of a
+        // light queue have the offsets of their own queues.
+        if (!isLight()) {
+            conditions.add(new Condition("queueOffset", null, null, low, high - 1));
+        }
         // Brokers compare only hashes of tags.
         if (!texts("tags").isEmpty()) {
             List<byte[]> tags = texts("tags").stream().map(tag -> tag.getBytes(StandardCharsets.UTF_8)).toList();

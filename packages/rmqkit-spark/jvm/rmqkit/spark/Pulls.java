@@ -179,7 +179,7 @@ final class Pulls implements Supplier<RecordWalk> {
      */
     private boolean findBroker() {
         List<Failure> failures = new ArrayList<>();
-        Map<String, String> fields = Map.of("topic", task.text("topicName"), "acceptStandardJsonOnly", "true");
+        Map<String, String> fields = Map.of("topic", task.text("routeTopic"), "acceptStandardJsonOnly", "true");
         for (String nameServer : task.texts("nameServers")) {
             try {
                 Peer.Buffer route = new Peer.Buffer();

@@ -19,6 +19,7 @@ final class Rows {
     private static final int TAGS = 0x54414753;
     private static final byte[] UNIQ_KEY = "UNIQ_KEY".getBytes(StandardCharsets.US_ASCII);
     private static final byte[] SHARDING_KEY = "__SHARDINGKEY".getBytes(StandardCharsets.US_ASCII);
+    private static final byte[] LITE_TOPIC = "__LITE_TOPIC".getBytes(StandardCharsets.US_ASCII);
     private static final int COMPARED_MAX = 32;
     private static final long EIGHT_THREES = 0x0303030303030303L;
 
@@ -34,7 +35,7 @@ final class Rows {
     String[] reason = new String[RecordWalk.ROWS_MAX];
     /** The body could not be decompressed: sysFlag still says that it is compressed. */
     boolean[] isPacked = new boolean[RecordWalk.ROWS_MAX];
-    /** The property string, and the places of four values in it; a length of -1 means that there is no such value. */
+    /** The property string, and the places of five values in it; a length of -1 means that there is no such value. */
     byte[][] properties = new byte[RecordWalk.ROWS_MAX][];
     int[] propertiesAt = new int[RecordWalk.ROWS_MAX];
     int[] propertiesBytes = new int[RecordWalk.ROWS_MAX];
@@ -42,7 +43,8 @@ final class Rows {
     final Texts tags = new Texts();
     final Texts uniqueKeys = new Texts();
     final Texts shardingKeys = new Texts();
-    private final Texts[] found = {keys, tags, uniqueKeys, shardingKeys};
+    final Texts liteTopics = new Texts();
+    private final Texts[] found = {keys, tags, uniqueKeys, shardingKeys, liteTopics};
 
     /** The numbers of entries in the map column and in the column of headers. */
     int mapped;
@@ -194,6 +196,8 @@ final class Rows {
             uniqueKeys.put(row, equals + 1, stop - equals - 1);
         } else if (length == SHARDING_KEY.length && Arrays.equals(bytes, from, equals, SHARDING_KEY, 0, length)) {
             shardingKeys.put(row, equals + 1, stop - equals - 1);
+        } else if (length == LITE_TOPIC.length && Arrays.equals(bytes, from, equals, LITE_TOPIC, 0, length)) {
+            liteTopics.put(row, equals + 1, stop - equals - 1);
         }
     }
 

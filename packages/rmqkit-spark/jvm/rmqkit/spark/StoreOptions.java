@@ -29,8 +29,8 @@ final class StoreOptions implements Serializable {
     static final StructType COLUMNS = new StructType()
             .add("topic", "string").add("brokerName", "string").add("queueId", "int").add("queueOffset", "bigint")
             .add("commitLogOffset", "bigint").add("storeSize", "int").add("msgId", "string").add("keys", "string")
-            .add("tags", "string").add("properties", "map<string,string>").add("body", "binary").add("flag", "int")
-            .add("sysFlag", "int").add("bodyCrc", "int").add("bornTimestamp", "timestamp").add("bornHost", "string")
+            .add("tags", "string").add("lite_topic", "string").add("properties", "map<string,string>")
+            .add("body", "binary").add("flag", "int").add("sysFlag", "int").add("bodyCrc", "int").add("bornTimestamp", "timestamp").add("bornHost", "string")
             .add("storeTimestamp", "timestamp").add("storeHost", "string").add("reconsumeTimes", "int")
             .add("preparedTransactionOffset", "bigint");
     static final String CORRUPT = "_corrupt";
@@ -40,6 +40,9 @@ final class StoreOptions implements Serializable {
     List<String> topics = List.of();
     /** Only messages with one of these keys or unique keys, at which the index points. */
     Set<String> keys = Set.of();
+    /** Only messages of these lite topics, or of those with this prefix; an empty one means all messages. */
+    Set<String> liteTopics = Set.of();
+    String litePrefix = "";
     List<String> columns = List.of();
     int[] queueIds = {};
     boolean includeBody = true;
@@ -86,6 +89,12 @@ final class StoreOptions implements Serializable {
                 return word.equals("walk");
             case "key":
                 keys = Set.copyOf(new HashSet<>(words(value)));
+                return true;
+            case "litetopic":
+                liteTopics = Set.copyOf(new HashSet<>(words(value)));
+                return true;
+            case "litetopicprefix":
+                litePrefix = value;
                 return true;
             case "maxhashslotnum":
                 return number(value) > 0;
@@ -165,6 +174,10 @@ final class StoreOptions implements Serializable {
             return Path.of(text).toAbsolutePath().toString();
         }
         return address.group(1).equalsIgnoreCase("file") ? "/" + address.group(2) : null;
+    }
+
+    boolean isOfLiteTopics() {
+        return !liteTopics.isEmpty() || !litePrefix.isEmpty();
     }
 
     List<String> folders() {

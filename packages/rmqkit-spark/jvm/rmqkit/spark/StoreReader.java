@@ -26,7 +26,7 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
     private static final long MS_MAX = Long.MAX_VALUE / 1000;
     /** The characters at which Python splits keys. */
     private static final Pattern BLANKS = Pattern.compile("[\\s\\x1c-\\x1f]+", Pattern.UNICODE_CHARACTER_CLASS);
-    private static final List<String> OF_ROWS = List.of("queueOffset", "keys", "tags", "msgId");
+    private static final List<String> OF_ROWS = List.of("queueOffset", "keys", "tags", "lite_topic", "msgId");
 
     private final StoreTable.Plan plan;
     private final StoreOptions options;
@@ -36,6 +36,7 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
     private final List<Condition> ofRows = new ArrayList<>();
     private final boolean needsBodies;
     private final boolean needsTopics;
+    private final boolean testsOptions;
     private final boolean testsProperties;
     private final Columns columns;
     private final Rows rows = new Rows();
@@ -62,7 +63,8 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
                 (OF_ROWS.contains(condition.column()) ? ofRows : ofRecords).add(condition);
             }
         }
-        testsProperties = !options.keys.isEmpty()
+        testsOptions = !options.keys.isEmpty() || options.isOfLiteTopics();
+        testsProperties = testsOptions
                 || ofRows.stream().anyMatch(condition -> !condition.column().equals("queueOffset"));
         vectors = OnHeapColumnVector.allocateColumns(Math.min(options.batchRows, RecordWalk.ROWS_MAX), plan.columns());
         batch = new ColumnarBatch(vectors);
@@ -190,7 +192,7 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
         if (testsProperties) {
             columns.readProperties(walk);
         }
-        if (!ofRows.isEmpty() || !options.keys.isEmpty()) {
+        if (!ofRows.isEmpty() || testsOptions) {
             keepMatching();
         }
         if (rows.count == 0) {
@@ -294,6 +296,14 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
         rows.count = kept;
     }
 
+    private boolean meetsOptions(int row) {
+        if (!options.keys.isEmpty() && !hasKey(row)) {
+            return false;
+        }
+        String lite = options.isOfLiteTopics() ? text(row, rows.liteTopics) : "";
+        return (options.liteTopics.isEmpty() || options.liteTopics.contains(lite)) && lite.startsWith(options.litePrefix);
+    }
+
     private boolean hasKey(int row) {
         if (options.keys.contains(text(row, rows.uniqueKeys))) {
             return true;
@@ -308,7 +318,7 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
     }
 
     private boolean meetsRow(int row) {
-        if (!options.keys.isEmpty() && !hasKey(row)) {
+        if (testsOptions && !meetsOptions(row)) {
             return false;
         }
         for (Condition condition : ofRows) {
@@ -316,6 +326,7 @@ final class StoreReader implements PartitionReader<ColumnarBatch> {
                 case "queueOffset" -> condition.meets(columns.queueOffset(walk, row));
                 case "keys" -> meetsText(condition, row, rows.keys);
                 case "tags" -> meetsText(condition, row, rows.tags);
+                case "lite_topic" -> meetsText(condition, row, rows.liteTopics);
                 default -> rows.uniqueKeys.length[row] >= 0
                         ? meetsText(condition, row, rows.uniqueKeys)
                         : meetsId(condition, columns.offsetId(walk, row));

@@ -113,6 +113,10 @@ def _messages_wanted(plan: ReadPlan, wanted: pc.Expression | None) -> pc.Express
     found = pc.scalar(True) if wanted is None else wanted
     if plan.tags:
         found &= pc.field("tags").isin(sorted(plan.tags))
+    if plan.lite_topics:
+        found &= pc.field("lite_topic").isin(sorted(plan.lite_topics))
+    if plan.lite_prefix:
+        found &= pc.coalesce(pc.starts_with(pc.field("lite_topic"), plan.lite_prefix), pc.scalar(False))
     if plan.keys:
         words = "|".join(re.escape(key) for key in sorted(plan.keys))
         has_key = pc.match_substring_regex(pc.field("keys"), rf"(^|\s)({words})($|\s)")

@@ -55,7 +55,8 @@ EVERYTHING = Selection()
 class ReadPlan(Struct, frozen=True):
     """The columns of the messages of every split, and the selection of messages.
     Rows that report damage need not be selected. With ``keys``, only messages with one of these keys or unique
-    keys are returned. With ``tags``, only messages with one of these tags are returned. ``choose`` selects the records
+    keys are returned. With ``tags``, only messages with one of these tags are returned. With
+    ``lite_topics`` or ``lite_prefix``, only messages of these lite topics are returned. ``choose`` selects the records
     that may match before they are decoded. Errors end with ``damage_hint`` or ``crc_hint``."""
 
     columns: tuple[Column, ...]
@@ -67,6 +68,8 @@ class ReadPlan(Struct, frozen=True):
     broker_name: str = ""
     keys: frozenset[str] = frozenset()
     tags: frozenset[str] = frozenset()
+    lite_topics: frozenset[str] = frozenset()
+    lite_prefix: str = ""
     choose: Callable[[Records], NDArray[np.bool_]] | None = None
     batch_rows: int = scan.BATCH_ROWS
     damage_hint: str = "corruptRecordMode=skip reads on, report shows it in rows"
@@ -167,8 +170,20 @@ def _decoded(
         kept &= _has_key(batch, plan.keys)
     if plan.tags:
         found = batch.properties.values_of(names.TAGS)
-        kept &= pc.is_in(found, value_set=pa.array(sorted(plan.tags), pa.string())).to_numpy(zero_copy_only=False)
+        kept &= _is_in(found, plan.tags)
+    if plan.lite_topics or plan.lite_prefix:
+        found = batch.properties.values_of(names.LITE_TOPIC)
+        if plan.lite_topics:
+            kept &= _is_in(found, plan.lite_topics)
+        kept &= pc.fill_null(pc.starts_with(found, plan.lite_prefix), False).to_numpy(zero_copy_only=False)
     return decoded if kept.all() else decoded.filter(pa.array(kept))
+
+
+def _is_in(found: pa.Array, wanted: frozenset[str]) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = pc.is_in(found, value_set=pa.array(sorted(wanted), pa.string())).to_numpy(
+        zero_copy_only=False
+    )
+    return mask
 
 
 def _has_key(batch: MessageBatch, keys: frozenset[str]) -> NDArray[np.bool_]:

@@ -35,7 +35,7 @@ from rmqkit.errors import (
 )
 from rmqkit.filter import subscription
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.names import with_namespace
+from rmqkit.protocol.names import lite_queue, split_lite_queue, with_namespace
 from rmqkit.protocol.record import INNER_BATCH, decode_record, layout_of
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag, PullMessageRequest
@@ -57,6 +57,7 @@ _DISPATCH_PAUSE_S = 0.01
 _CHUNK_BYTES = 4 << 20
 _PASSING_CODES = (ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE)
 _SAMPLE_COUNT = 16
+_OFFSETS_END = (1 << 63) - 1
 _LOG_OFFSET, _LOG_OFFSET_AT = struct.Struct(">q"), layout_of(0).positions["physical_offset"]
 
 
@@ -353,6 +354,7 @@ class BrokerPool:
             "nameServers": list(self._runtime.name_servers),
             "address": "" if known is None else known[1],
             "topicName": with_namespace(namespace, queue.topic),
+            "routeTopic": with_namespace(namespace, _route_topic(queue)),
             "group": with_namespace(namespace, options.commit_group or options.group),
             "expression": wanted.sub_string,
             "expressionType": wanted.expression_type,
@@ -515,7 +517,7 @@ class BrokerPool:
                 await self._runtime.routes.refresh_all()
 
     async def _address(self, queue: MessageQueue) -> str:
-        return await self._runtime.routes.find_address(queue.broker_name, queue.topic)
+        return await self._runtime.routes.find_address(queue.broker_name, _route_topic(queue))
 
 
 _connected: dict[LiveOptions, BrokerPool] = {}
@@ -534,6 +536,25 @@ def broker_pool(options: LiveOptions) -> BrokerPool:
 def wanted_topics(options: LiveOptions) -> list[str]:
     """List the topics that the options name."""
     return words(options.topics) + words(options.topic)
+
+
+def light_queues(queues: Iterable[MessageQueue], lite_topics: Iterable[str]) -> list[MessageQueue]:
+    """Return the light queues of some lite topics at every broker that has a queue of their parents."""
+    places = {(queue.topic, queue.broker_name) for queue in queues}
+    names = sorted((lite_queue(topic, lite), broker) for topic, broker in places for lite in lite_topics)
+    return [MessageQueue(name, broker, 0) for name, broker in names]
+
+
+def offsets_in(part: Range) -> tuple[int, int]:
+    """Return the lowest queue offset that the records of a range may have, and the offset after the highest one. The
+    records of a light queue have the offsets of their own queues."""
+    return (part.low, part.high) if split_lite_queue(part.queue.topic) is None else (0, _OFFSETS_END)
+
+
+def _route_topic(queue: MessageQueue) -> str:
+    """Return the topic whose route has a queue: that of a light queue is its parent."""
+    lite = split_lite_queue(queue.topic)
+    return queue.topic if lite is None else lite[0]
 
 
 def numbered(queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:

@@ -77,6 +77,10 @@ class StoreOptions(msgspec.Struct, frozen=True):
     keys: Annotated[
         str, Setting("key", help="only messages with one of these keys or unique keys; needs topic; uses the index")
     ] = ""
+    lite_topics: Annotated[
+        str, Setting("liteTopic", help="only messages of these lite topics, separated by commas")
+    ] = ""
+    lite_prefix: Annotated[str, Setting("liteTopicPrefix", help="only messages of lite topics with this prefix")] = ""
     index_slot_count: Annotated[
         int,
         Setting("maxHashSlotNum", low=1, help="number of hash slots in an index file, as configured for the broker"),
@@ -166,6 +170,14 @@ class LiveOptions(_Connected, frozen=True):
     assigned: Annotated[str, Setting("assign", help='queues: {"topic":{"broker-a":[0,1]}}')] = ""
     expression: Annotated[str, Setting("subExpression", help="tags (A || B) or an SQL92 expression")] = "*"
     expression_type: Annotated[str, Setting("subExpressionType", help="TAG or SQL92")] = "TAG"
+    lite_topics: Annotated[
+        str,
+        Setting(
+            "liteTopic",
+            help="only messages of these lite topics, separated by commas; a batch reads only their light queues",
+        ),
+    ] = ""
+    lite_prefix: Annotated[str, Setting("liteTopicPrefix", help="only messages of lite topics with this prefix")] = ""
     group: Annotated[
         str, Setting("group", help="consumer group for the requests; startingOffsets=group begins at its offsets")
     ] = TOOLS_GROUP

@@ -48,11 +48,12 @@ from rmqkit.spark.broker_pool import (
     Offsets,
     Range,
     broker_pool,
+    light_queues,
     numbered,
     wanted_topics,
 )
 from rmqkit.spark.failures import CHECKPOINT_REMEDY
-from rmqkit.spark.options import ByGroup, ByTimestamp, ColumnNames, LiveOptions, parse_options
+from rmqkit.spark.options import ByGroup, ByTimestamp, ColumnNames, LiveOptions, parse_options, words
 
 FORMAT = "rocketmq"
 
@@ -109,7 +110,11 @@ class Planner:
 
     def batch(self) -> list[Part]:
         """Plan ranges of the current messages of the queues."""
-        bounds = self._pool().bounds(self._queues())
+        options = self._options
+        queues = self._queues()
+        if options.lite_topics and not options.namespace:
+            queues = light_queues(queues, words(options.lite_topics))
+        bounds = self._pool().bounds(queues)
         start = self._check_there(self._up_to_ends(self._started(bounds, "earliest"), bounds), bounds)
         end = self._up_to_ends(self._ended(bounds), bounds)
         return self._parts(start, end, bounds)
@@ -149,6 +154,8 @@ class Planner:
         return {
             **self._pool().pull_options(queue),
             "tags": sorted(tags_of(options, queue.topic)),
+            "liteTopics": words(options.lite_topics),
+            "litePrefix": options.lite_prefix,
             "reserved": sorted(RESERVED_NAMES) if is_kafka else [],
             "decompress": options.decompress,
             "unwrap": options.unwrap,

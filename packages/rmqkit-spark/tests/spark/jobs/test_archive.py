@@ -156,7 +156,7 @@ def test_spark_reads_an_archive_as_the_store(spark: SparkSession, stores: dict[s
     stored = spark.read.format("rocketmq-store").load(str(stores["5.4.0"]))
     archived = spark.read.parquet(str(tmp_path))
     assert archived.columns == [*stored.columns, "day"]
-    assert [field.dataType for field in archived.schema.fields[:20]] == [one.dataType for one in stored.schema.fields]
+    assert [field.dataType for field in archived.schema.fields[:21]] == [one.dataType for one in stored.schema.fields]
     names = [f"cast({name} as string) {name}" for name in stored.columns]
     left, right = stored.selectExpr(*names), archived.selectExpr(*names)
     assert left.exceptAll(right).union(right.exceptAll(left)).collect() == []

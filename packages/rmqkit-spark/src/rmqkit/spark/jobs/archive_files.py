@@ -41,8 +41,8 @@ NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """Folder name of a null or an empty text, as in Hive."""
 
 _DICTIONARY = [
-    "topic", "brokerName", "queueId", "tags", "flag", "sysFlag", "bornHost", "storeHost", "storeSize",
-    "reconsumeTimes", "preparedTransactionOffset", "properties.key_value.key",
+    "topic", "brokerName", "queueId", "tags", "lite_topic", "flag", "sysFlag", "bornHost", "storeHost",
+    "storeSize", "reconsumeTimes", "preparedTransactionOffset", "properties.key_value.key",
 ]  # fmt: skip
 _DELTA = ("queueOffset", "commitLogOffset", "bornTimestamp", "storeTimestamp")
 _STATISTICS = ["topic", "queueId", *_DELTA]

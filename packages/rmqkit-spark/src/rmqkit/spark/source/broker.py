@@ -35,7 +35,7 @@ from rmqkit.arrow.reader import ReadPlan, decode_pulled
 from rmqkit.arrow.schema import Column, choose, message_columns
 from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.protocol.schemas.clients import MessageQueue
-from rmqkit.spark.broker_pool import Range, broker_pool
+from rmqkit.spark.broker_pool import Range, broker_pool, offsets_in
 from rmqkit.spark.kafka_columns import kafka_columns, sources, to_kafka
 from rmqkit.spark.options import ColumnNames, LiveOptions, words
 from rmqkit.spark.planning import FORMAT, NO_LIMIT, Part, Planner, StreamPlanner, live_options, tags_of
@@ -85,11 +85,13 @@ class _Reading:
             unwrap=options.unwrap,
             broker_name=part.queue.broker_name,
             tags=tags_of(options, part.queue.topic),
+            lite_topics=frozenset(words(options.lite_topics)),
+            lite_prefix=options.lite_prefix,
             batch_rows=options.batch_rows,
         )
         names = [column.name for column in columns]
         for body in broker_pool(options).bodies(part):
-            for batch in decode_pulled(body, plan, part.low, part.high):
+            for batch in decode_pulled(body, plan, *offsets_in(part)):
                 yield to_kafka(batch, names, number) if is_kafka else batch
 
 

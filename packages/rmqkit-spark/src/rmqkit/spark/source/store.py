@@ -252,6 +252,8 @@ def read_plan(options: StoreOptions, names: Iterable[str]) -> ReadPlan:
         unwrap=options.unwrap,
         broker_name=options.broker_name,
         keys=frozenset(words(options.keys)),
+        lite_topics=frozenset(words(options.lite_topics)),
+        lite_prefix=options.lite_prefix,
         batch_rows=options.batch_rows,
     )
 

@@ -28,8 +28,9 @@ _MAGIC = b"PAR1"
 _LEVEL = 3
 _ZSTD = COMPRESSED | Compression.ZSTD
 _FOOTER_BYTES_MAX = 256 << 20
-_REPEATED = ["topic", "brokerName", "queueId", "tags", "properties.key_value.key", "properties.key_value.value", "flag",
-             "sysFlag", "bornHost", "storeHost", "reconsumeTimes", "preparedTransactionOffset"]  # fmt: skip
+_REPEATED = ["topic", "brokerName", "queueId", "tags", "lite_topic", "properties.key_value.key",
+             "properties.key_value.value", "flag", "sysFlag", "bornHost", "storeHost", "reconsumeTimes",
+             "preparedTransactionOffset"]  # fmt: skip
 """Columns with few different values. Parquet stores each value of a group once."""
 _ASCENDING = ["queueOffset", "commitLogOffset", "storeSize", "bornTimestamp", "storeTimestamp"]
 _MEASURED = ["topic", "brokerName", "queueId", "queueOffset", "commitLogOffset", "bornTimestamp",

@@ -34,7 +34,7 @@ __all__ = ["RECORD_COLUMNS", "SCHEMA", "records_of", "rows_of"]
 
 SCHEMA = arrow_schema(MESSAGE_COLUMNS).append(pa.field("propertiesEnd", pa.bool_()))
 SCHEMA = SCHEMA.append(pa.field("storedRecord", pa.binary()))
-_DERIVED = {"brokerName", "storeSize", "msgId", "keys", "tags"}
+_DERIVED = {"brokerName", "storeSize", "msgId", "keys", "tags", "lite_topic"}
 RECORD_COLUMNS = [name for name in SCHEMA.names if name not in _DERIVED]
 """The columns from which records are made."""
 

@@ -59,6 +59,7 @@ MESSAGE_COLUMNS: tuple[Column, ...] = (
     Column("msgId", "string", kernels.message_ids),
     Column("keys", "string", kernels.property_value(names.KEYS)),
     Column("tags", "string", kernels.property_value(names.TAGS)),
+    Column("lite_topic", "string", kernels.property_value(names.LITE_TOPIC)),
     Column("properties", "map<string,string>", lambda batch: batch.properties.map()),
     Column("body", "binary", lambda batch: batch.bodies()),
     Column("flag", "int", kernels.flags),
