@@ -65,7 +65,8 @@ _PLAIN = frozenset((0, TRANSACTION_COMMIT))
 
 
 class StoredSends(Sequence[DispatchRequest]):
-    """The requests of plain sends that were stored together. They are created on first access, which is rare.
+    """The requests of plain sends that were stored together, followed by their copies for the light queues of lite
+    topics. They are created on first access, which is rare.
 
     Attributes:
         enter: enters all requests into their queues, or returns False if they must be entered one by one.
@@ -94,26 +95,36 @@ class StoredSends(Sequence[DispatchRequest]):
         self.store_timestamp = store_timestamp
 
     def __len__(self) -> int:
-        return len(self._sends)
+        return len(self._sends) + sum(1 for _ in self.lite_topics())
 
     @overload
     def __getitem__(self, at: int, /) -> DispatchRequest: ...
     @overload
     def __getitem__(self, at: slice, /) -> list[DispatchRequest]: ...
     def __getitem__(self, at: int | slice, /) -> DispatchRequest | list[DispatchRequest]:
-        return self.made[at]
+        return [*self.made, *self.lights][at]
 
     def __iter__(self) -> Iterator[DispatchRequest]:
-        return iter(self.made)
+        return iter([*self.made, *self.lights])
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """The topic and the queue id of each queue to which the sends go."""
+        """The topic and the queue id of each queue to which the sends go, without light queues."""
         return [(topic, queue_id) for topic, queue_id, _, _ in self._sends.queues]
 
     @property
+    def light_places(self) -> list[tuple[str, int]]:
+        """The same for the light queues."""
+        return [(lite_queue(parent, name), 0) for parent, name in dict.fromkeys(self.lite_topics())]
+
+    def lite_topics(self) -> Iterator[tuple[str, str]]:
+        """Yield parent and lite topic of the messages in lite topics."""
+        if self.lite is not None:
+            yield from self.lite.lite_topics()
+
+    @property
     def made(self) -> list[DispatchRequest]:
-        """The requests, as a list."""
+        """The requests without the copies for light queues, as a list."""
         if self._made is None:
             self._made = list(starmap(DispatchRequest, self._sends.requests(self._with_tags)))
         return self._made
@@ -145,42 +156,6 @@ class StoredSends(Sequence[DispatchRequest]):
             for one, (parent, name), number in zip(self.made, sends.lite, sends.lite_numbers, strict=True)
             if name
         ]
-
-    @property
-    def readable(self) -> StoredSends:
-        """The requests, followed by their copies for light queues if there are any."""
-        if self.lite is None:
-            return self
-        return _WithLights(
-            self._sends,
-            self._first_offset,
-            self.store_timestamp,
-            self.enter,
-            self.lite,
-            with_tags=self._with_tags,
-        )
-
-
-class _WithLights(StoredSends):
-    """The requests of plain sends, followed by their copies for the light queues of lite topics."""
-
-    __slots__ = ()
-
-    def __len__(self) -> int:
-        assert self.lite is not None, "messages are in lite topics"
-        return len(self._sends) + sum(1 for _ in self.lite.lite_topics())
-
-    @property
-    def places(self) -> list[tuple[str, int]]:
-        assert self.lite is not None, "messages are in lite topics"
-        lights = dict.fromkeys(self.lite.lite_topics())
-        return [*super().places, *[(lite_queue(parent, name), 0) for parent, name in lights]]
-
-    def __getitem__(self, at: int | slice, /) -> DispatchRequest | list[DispatchRequest]:  # type: ignore[override]
-        return [*self.made, *self.lights][at]
-
-    def __iter__(self) -> Iterator[DispatchRequest]:
-        return iter([*self.made, *self.lights])
 
 
 def queue_tags_code(
@@ -341,8 +316,10 @@ class Dispatcher:
         # `StoredSends.enter_lite` enters plain sends in their lite topics. They are in no other light queue.
         light = [] if isinstance(arrivals, StoredSends) else self._light_requests(arrivals)
         try:
-            if not (isinstance(arrivals, StoredSends) and self._bitmap_of is None and arrivals.enter()):
+            if not isinstance(arrivals, StoredSends):
                 self._enter(arrivals)
+            elif self._bitmap_of is not None or not arrivals.enter():
+                self._enter(arrivals.made)
             if light:
                 self._enter_light(light)
             elif isinstance(arrivals, StoredSends) and arrivals.lite is not None and self._lite is not None:
@@ -387,9 +364,9 @@ class Dispatcher:
         on_lite = None if self._lite is None else self._lite.on_arrival
         if isinstance(arrivals, StoredSends):
             if self._on_arrival is not None:
-                self._on_arrival(arrivals.readable)
+                self._on_arrival(arrivals)
             if on_lite is not None and arrivals.lite is not None:
-                on_lite(arrivals.lite.lite_topics())
+                on_lite(arrivals.lite_topics())
             return
         if self._on_arrival is not None:
             self._on_arrival([*arrivals, *light] if light else arrivals)
@@ -533,7 +510,7 @@ class Dispatcher:
             if sends is not None and (rows := sends.keys) is not None:
                 self._index.put_rows(rows)
             else:
-                self._index.put_all(_indexed(arrivals))
+                self._index.put_all(_indexed(arrivals if sends is None else sends.made))
         self.dispatched_timestamp = (arrivals[-1] if sends is None else sends).store_timestamp
 
     def _new_queue(self, arrival: DispatchRequest) -> ConsumeQueueBase | None:
