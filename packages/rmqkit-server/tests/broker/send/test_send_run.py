@@ -25,6 +25,7 @@ from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import TIMER_TOPIC, lite_queue
 from rmqkit.protocol.record import BatchEntry, decode_record, encode_batch, has_sound_crc
+from rmqkit.protocol.schemas.pull import PullFlag
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting import connection
 from rmqkit.store.message_store import StoredSends
@@ -517,6 +518,37 @@ def test_a_batch_wakes_a_reader_of_its_lite_topic_once(tmp_path, runs):
             assert runs == [2, 3]
             fields = decode_fields(answers[11])
             assert (fields["liteOffset"], fields["liteEpoch"]) == ("0", "1")
+
+    run_virtual(main())
+
+
+def test_a_run_answers_the_pulls_of_its_light_queues_and_no_others(tmp_path, runs):
+    async def main():
+        async with Cluster(tmp_path) as cluster, warm(cluster) as peer:
+            await make_parent(cluster, PARENT)
+            await peer.ask(frame(50, topic=PARENT, queue_id=0))
+            await peer.ask(lite(51, "a"), lite(52, "b"), lite(53, "c"))
+            flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
+            places = [*[(lite_queue(PARENT, name), 1) for name in "abc"], (PARENT, 4)]
+            for _ in range(2):  # the second time after an answer to each pull
+                waiting = {
+                    topic: asyncio.create_task(cluster.pull(offset, topic, flags=flags)) for topic, offset in places
+                }
+                await asyncio.sleep(1)
+                runs.clear()
+                await peer.ask(lite_batch(60, ("a",) * 2), lite(62, "b"))
+                await asyncio.sleep(1)
+                found = {topic: read_messages(one.result().body) for topic, one in waiting.items() if one.done()}
+                assert {topic: len(several) for topic, several in found.items()} == {
+                    lite_queue(PARENT, "a"): 2,
+                    lite_queue(PARENT, "b"): 1,
+                    PARENT: 2,
+                }
+                assert runs == [2, 1]
+                await peer.ask(lite(63, "c"))
+                assert len(read_messages((await waiting[lite_queue(PARENT, "c")]).body)) == 1
+                places = [(lite_queue(PARENT, "a"), 3), (lite_queue(PARENT, "b"), 2)]
+                places += [(lite_queue(PARENT, "c"), 2), (PARENT, 8)]
 
     run_virtual(main())
 

@@ -122,6 +122,22 @@ class StoredSends(Sequence[DispatchRequest]):
         if self.lite is not None:
             yield from self.lite.lite_topics()
 
+    def requests_of(self, queues: Container[tuple[str, int]]) -> Iterator[DispatchRequest]:
+        """Yield the requests of some queues, in the order of all requests. ``queues`` may change in between. The
+        requests of other queues are not made."""
+        sends = self._sends
+        rows = sends.requests(self._with_tags)
+        for row in rows if any(place in queues for place in self.places) else ():
+            if (row[0], row[1]) in queues:
+                yield DispatchRequest(*row)
+        lite = sends.lite if self.lite is not None else ()
+        before, light = None, ""
+        for row, place, number in zip(rows, lite, sends.lite_numbers if lite else (), strict=False):
+            if place[1] and place != before:
+                before, light = place, lite_queue(*place)
+            if place[1] and (light, 0) in queues:
+                yield DispatchRequest(light, 0, number, *row[3:])
+
     @property
     def made(self) -> list[DispatchRequest]:
         """The requests without the copies for light queues, as a list."""

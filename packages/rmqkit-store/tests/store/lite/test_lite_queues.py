@@ -459,6 +459,14 @@ def test_listeners_get_the_copies_of_messages_that_are_put_together(tmp_path):
         lights = [(queue("a"), 0, 2), (queue("b"), 0, 1), (queue("a"), 0, 3)]
         assert [(one.topic, one.queue_id, one.queue_offset) for one in requests][4:] == lights
         assert len(requests) == 7 and requests[4].topic == queue("a")
+        every = {(PARENT, 0), (queue("a"), 0), (queue("b"), 0)}
+        for wanted in (every, {(PARENT, 0)}, {(queue("a"), 0)}, {(PARENT, 1)}):
+            found = [one for one in requests if (one.topic, one.queue_id) in wanted]
+            assert list(requests.requests_of(wanted)) == found
+        once = {(queue("a"), 0)}
+        for one in requests.requests_of(once):  # whoever waited is answered
+            once.clear()
+            assert one.queue_offset == 2
         assert (requests.places, requests.light_places) == ([(PARENT, 0)], [(queue("a"), 0), (queue("b"), 0)])
         assert marked == [(PARENT, "a"), (PARENT, "b"), (PARENT, "a")]
         together(store, "", "")

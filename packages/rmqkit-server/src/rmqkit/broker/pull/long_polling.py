@@ -142,7 +142,7 @@ class LongPolling:
         )
 
     def _look(self, requests: Sequence[DispatchRequest]) -> None:
-        for stored in requests:
+        for stored in requests.requests_of(self._queues) if isinstance(requests, StoredSends) else requests:
             waiting = self._queues.get((stored.topic, stored.queue_id))
             if waiting is None:
                 continue

@@ -124,6 +124,8 @@ class LiteQueue:
         """Return up to ``count_max`` entries from a number on, oldest first."""
         table, entries = self._queues.table, self._queues.entries
         last = min(number + count_max, table.ends[self.slot]) - 1
+        if last < number:
+            return []  # without a read: a pull usually returns the newest messages, and looks for more
         found: list[LiteEntry] = []
         at = entries.first_where(table.tails[self.slot], lambda one: one.number >= last)
         while at is not None and at.number >= number:
