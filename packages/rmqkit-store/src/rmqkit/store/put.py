@@ -473,8 +473,8 @@ class Appender:
             queues.append(queue)
             numbers.append(queue.next_offset)
         run: LiteRun | None = None
-        if sends.lite_parents:
-            run = self._lite.assign(sends, self._settings.lite_topic_count_max)
+        if parents := sends.lite_parents:
+            run = self._lite.assign(sends, parents, self._settings.lite_topic_count_max)
             if run is None:
                 return None
         try:

@@ -229,12 +229,12 @@ class LiteQueues:
             table.revive(slot, epoch=table.epochs[slot] + 1, first=table.nexts[slot], born=self._log.max_offset)
         return LiteQueue(self, slot, topic)
 
-    def assign(self, sends: Sends, count_max: int) -> LiteRun | None:
+    def assign(self, sends: Sends, parents: list[str], count_max: int) -> LiteRun | None:
         """Assign the numbers of messages that are put together. Create missing lite topics, up to ``count_max``, and
         begin the next life of expired ones. Return None, with nothing created, if there are too many. After the put,
-        call `give_up` if the messages were not stored."""
+        call `give_up` if the messages were not stored. ``parents``: `Sends.lite_parents` of the messages."""
         table, run = self.table, LiteRun(sends)
-        slots = [(table.parents.get(name) or table.parent(name)).slots for name in sends.lite_parents]
+        slots = [(table.parents.get(name) or table.parent(name)).slots for name in parents]
         # The core cannot read columns without rows.
         if not table.names or not sends.enter_lite(slots, table.states, table.nexts, table.epochs):
             if not self._create(run, count_max):
