@@ -78,8 +78,8 @@ mutants: $(MUTATOR) ## change the code of ten rooms, one place at a time, and co
 slow: $(STAMP) ## the tests that `make test` leaves out: programs of ours under load and kills, clusters of Spark and its commands, pages of the documents, the examples, the built site, the benches
 	@$(PYTEST) $(PROCESSES) --ignore=tests/interop -m slow $(ARGS)
 
-interop: $(STAMP) ## the tests beside Apache's brokers and clients, Go, Node and C++; skipped, with the reason, where these are missing
-	@$(PYTEST) tests/interop $(ARGS)
+interop: $(STAMP) ## the tests beside Apache's brokers and clients, Go, Node and C++; skipped, with the reason, where these are missing; APACHE=5.4.0 takes another version
+	@$(if $(APACHE),RMQKIT_APACHE=$(APACHE)) $(PYTEST) tests/interop $(ARGS)
 
 PLAIN = $(addprefix packages/rmqkit-server/tests/broker/,send transaction) $(addprefix packages/rmqkit/tests/,protocol remoting)
 

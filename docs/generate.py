@@ -349,6 +349,11 @@ lists the settings of servers, too.""",
         "`from rmqkit import sync, selectors, allocate`",
         ("rmqkit.sync", "rmqkit.client.producer.selectors", "rmqkit.client.consumer.allocate"),
     ),
+    "streams": (
+        "Streams and server-sent events",
+        "`rmqkit.streams` and `from rmqkit.sse import EventStreamResponse`; see [streams](../../how-to/streams.md).",
+        ("rmqkit.streams", "rmqkit.sse"),
+    ),
     "spark": (
         "Spark",
         "`from rmqkit.spark import spark_session`. The jobs are functions that take a session and the path of a store.",

@@ -1,58 +1,53 @@
-"""A web service that streams an answer word by word. A browser that connects again continues where it was.
+"""Answers that reach the browser word by word, also after a lost connection or a restart of the service.
 
-uvicorn --app-dir examples sse_chat:app
-curl -N localhost:8000/chats/42                                     # the words, each with its id
-curl -N localhost:8000/chats/42 -H 'Last-Event-ID: 1.2.chat-42'     # the words after this one
+uvicorn --app-dir examples sse_chat:app                            # then open http://localhost:8000
+curl -X POST localhost:8000/answers/42                             # write an answer
+curl -N localhost:8000/answers/42                                  # its words, each with its id
+curl -N localhost:8000/answers/42 -H 'Last-Event-ID: 1.2.42'       # the words after this one
 """
 
-from __future__ import annotations
-
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Header, HTTPException
-from fastapi.responses import StreamingResponse
+from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
 
 import rmqkit
+from rmqkit.sse import EventStreamResponse, ends_with_server
 
-WORDS = "Streams outlive the connection that reads them".split()
-streams = rmqkit.streams.embedded(os.environ.get("STREAMS", "data"), "Chats", expire_after=3600)
-writing: set[asyncio.Task[None]] = set()
+PAGE = """<!doctype html><button onclick="ask()">Ask</button> <p id="answer"></p><script>
+function ask() {
+  const name = Date.now(), answer = document.getElementById("answer")
+  fetch("/answers/" + name, { method: "POST" })
+  const words = new EventSource("/answers/" + name)
+  words.onmessage = event => answer.append(event.data)
+  words.addEventListener("end", () => words.close())
+}</script>"""
 
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    async with streams as app.state.streams:
+    async with rmqkit.streams.embedded("data", expire_after=3600) as app.state.streams, ends_with_server():
         yield
 
 
 app = FastAPI(lifespan=lifespan)
 
 
+@app.post("/answers/{name}")
 async def write(name: str) -> None:
-    """Write the answer, as a language model would."""
-    for word in WORDS:
-        await app.state.streams.append(name, word)
+    for word in "Streams outlive the connection that reads them".split():  # in place of a language model
+        await app.state.streams.append(name, f"{word} ")
         await asyncio.sleep(0.02)
     await app.state.streams.finish(name)
 
 
-@app.get("/chats/{number}")
-async def chat(number: int, last_event_id: str | None = Header(None)) -> StreamingResponse:
-    name = f"chat-{number}"
-    if last_event_id is None and await app.state.streams.last(name) is None:
-        task = asyncio.create_task(write(name))
-        writing.add(task)
-        task.add_done_callback(writing.discard)
-    try:
-        events = app.state.streams.read(name, after=last_event_id)
-    except rmqkit.EventIdIllegal as error:
-        raise HTTPException(400, str(error)) from None
+@app.get("/answers/{name}")
+async def follow(name: str) -> EventStreamResponse:
+    return EventStreamResponse(app.state.streams, name)
 
-    async def body() -> AsyncIterator[str]:
-        async for event in events:
-            yield f"id: {event.id}\ndata: {event.text}\n\n"
 
-    return StreamingResponse(body(), media_type="text/event-stream")
+@app.get("/", response_class=HTMLResponse)
+async def page() -> str:
+    return PAGE

@@ -38,6 +38,9 @@ KINDS: dict[str, dict[str, Program]] = {
         ),
         "console": Program("tests.console.killed", "10,000 dead letters replayed by a console that is killed 3 times"),
         "grpc": Program("tests.faults.grpc_restart", "100 gRPC clients while the broker is killed 20 times"),
+        "sse": Program(
+            "tests.faults.sse", "1,000 chats in browsers under 10 kills of broker, writer and gateway; 2 minutes"
+        ),
         "sdks": Program("tests.faults.sdk_restart", "100 clients of Apache's SDKs while the broker restarts"),
         "beside-kafka": Program(
             "tests.interop.streams.beside", f"streams of ours and of Spark's Kafka source in 37 situations; {_APACHE}"

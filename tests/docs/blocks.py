@@ -19,7 +19,7 @@ from pathlib import Path
 __all__ = ["DATA", "RUN", "Block", "PageError", "blocks_of", "differs"]
 
 RUN = ("python", "sh")
-DATA = ("text", "properties", "yaml", "json", "toml", "ini", "dockerfile", "sql", "xml", "diff")
+DATA = ("text", "properties", "yaml", "json", "toml", "ini", "dockerfile", "html", "sql", "xml", "diff")
 ANYTHING = "…"
 
 _FENCE = re.compile(r"( *)(`{3,})(.*)")
@@ -101,7 +101,8 @@ def _fenced(page: Path) -> Iterator[tuple[Block, int]]:
 
 def _check_files_are_used(blocks: list[Block]) -> None:
     for at, block in enumerate(blocks):
-        users = [later for later in blocks[at + 1 :] if block.title in later.text]
+        names = (block.title, f"{block.title.removesuffix('.py')}:")  # uvicorn runs chat:app
+        users = [later for later in blocks[at + 1 :] if any(name in later.text for name in names)]
         if block.title and block.language in RUN and not block.not_run and not users:
             raise PageError(f"{block.place}: no block behind this one uses {block.title}: it would not be run")
 

@@ -32,7 +32,7 @@ from tests.docs.interpreter import END
 from tests.docs.interpreter import run as run_code
 from tests.ports import free_port
 
-PORTS = (9876, 9877, 10911, 10912, 10921, 10922, 10931, 10932, 10941, 10942, 5557, 5558, 8081)
+PORTS = (9876, 9877, 10911, 10912, 10921, 10922, 10931, 10932, 10941, 10942, 5557, 5558, 8000, 8081)
 SECONDS_MAX = 200.0
 READY_SECONDS = 150.0
 _NEAR = 40
@@ -41,6 +41,7 @@ _ROOT = Path(__file__).parents[2]
 _BIN = Path(sys.executable).parent
 _PATIENT = Path(__file__).parent / "bin"
 _SERVER = re.compile(r"rmq (standalone|namesrv|broker)\b(?! [a-z])(?!.*(?: -p\b|--print-config|--help))")
+_WEB_SERVICE = re.compile(r"uvicorn \w+:\w+")
 _DEFAULT_PORTS = {
     "standalone": (("--namesrv-port", 9876), ("--port", 10911)),
     "namesrv": (("--port", 9876),),
@@ -241,6 +242,8 @@ class PageRun:
         text, kind = self._tested(block.text), starts_server(block)
         if kind:
             return self._server(block, text.rstrip(), kind)
+        if _WEB_SERVICE.fullmatch(text.rstrip()):
+            return self._web_service(block, text.rstrip())
         return self._bash(block, text.replace(".venv/bin/", ""))
 
     def _bash(self, block: Block, text: str) -> str:
@@ -277,15 +280,7 @@ class PageRun:
         before, _, last = text.replace(".venv/bin/", "").rpartition("\n")
         script = _SHELL.format(folder=self._folder) + f"{before}\ntrap - EXIT\nexec {last}"
         log = self._stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115 - the stack closes it
-        process = subprocess.Popen(
-            ["bash", "-c", script],
-            cwd=self._folder,
-            env=self._environment,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        self._stack.callback(_stop, process)
+        process = self._running(script, log)
         assert process.stdout is not None
         timer = Timer(READY_SECONDS, process.kill)
         timer.start()
@@ -295,6 +290,34 @@ class PageRun:
             log.seek(0)
             raise PageError(f"{block.place}: the server is not ready: {first}{log.read()}")
         return first
+
+    def _web_service(self, block: Block, text: str) -> str:
+        """Start a web service that runs until the page ends. Return the line with its address."""
+        script = _SHELL.format(folder=self._folder) + f"trap - EXIT\nexec {text} --port {self._ports[8000]}"
+        process = self._running(script, subprocess.STDOUT)
+        assert process.stdout is not None
+        timer = Timer(READY_SECONDS, process.kill)
+        timer.start()
+        printed = []
+        for line in process.stdout:
+            printed.append(line)
+            if "running on" in line:
+                timer.cancel()
+                return line
+        raise PageError(f"{block.place}: the service is not ready: {''.join(printed)}")
+
+    def _running(self, script: str, errors: IO[str] | int) -> subprocess.Popen[str]:
+        """Start a script that is stopped when the page ends."""
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=self._folder,
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        self._stack.callback(_stop, process)
+        return process
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

@@ -88,7 +88,9 @@ class ApacheKit:
 
 
 def default_version(pom: Path = POM) -> str:
-    """Return the version in a POM, without an argument in `java/pom.xml`."""
+    """Return the version in ``RMQKIT_APACHE``, or else in a POM, without an argument in `java/pom.xml`."""
+    if chosen := os.environ.get("RMQKIT_APACHE"):
+        return chosen
     element = ElementTree.parse(pom).find(".//{*}rocketmq.version")
     assert element is not None, f"{pom} has no rocketmq.version property"
     assert element.text, f"rocketmq.version is empty in {pom}"

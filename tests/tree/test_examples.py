@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -119,27 +118,23 @@ class Chat:
 
     def __init__(self, folder: Path) -> None:
         self._port = free_port()
-        command = [
-            sys.executable,
-            "-m",
-            "uvicorn",
-            "--app-dir",
-            str(EXAMPLES),
-            "--port",
-            str(self._port),
-            "sse_chat:app",
-        ]
-        environment = {**os.environ, "STREAMS": str(folder)}
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+        where = ["--app-dir", str(EXAMPLES), "--port", str(self._port)]
+        command = [sys.executable, "-m", "uvicorn", *where, "sse_chat:app"]
+        self.process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         assert any("Uvicorn running" in line for line in self.process.stderr), "the service starts"
 
-    def words(self, count: int, last_event_id: str | None = None) -> list[tuple[str, str]]:
-        """Return ids and words of up to ``count`` events of a chat."""
-        headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
-        request = urllib.request.Request(f"http://127.0.0.1:{self._port}/chats/42", headers=headers)
+    def request(self, path: str, method: str = "GET", **headers: str) -> urllib.request.Request:
+        return urllib.request.Request(f"http://127.0.0.1:{self._port}{path}", headers=headers, method=method)
+
+    def ask(self) -> None:
+        with urllib.request.urlopen(self.request("/answers/42", "POST"), timeout=SECONDS_MAX) as answer:
+            assert answer.status == 200
+
+    def words(self, count: int, **headers: str) -> list[tuple[str, str]]:
+        """Return ids and words of up to ``count`` events of an answer."""
         found: list[tuple[str, str]] = []
-        with urllib.request.urlopen(request, timeout=SECONDS_MAX) as answer:
+        with urllib.request.urlopen(self.request("/answers/42", **headers), timeout=SECONDS_MAX) as answer:
             event_id = ""
             for raw in answer:
                 name, _, value = raw.decode().rstrip("\n").partition(": ")
@@ -160,13 +155,43 @@ class Chat:
 def test_a_browser_misses_no_word_when_the_service_is_killed_and_starts_on_another_port(tmp_path):
     chat = Chat(tmp_path)
     try:
+        chat.ask()
         words = chat.words(100)
         first = words[:3]
-        assert [event_id for event_id, _ in words] == [f"1.{i}.chat-42" for i in range(len(words))]
+        assert [event_id for event_id, _ in words] == [f"1.{i}.42" for i in range(len(words))]
+        with urllib.request.urlopen(chat.request("/"), timeout=SECONDS_MAX) as page:
+            assert b"EventSource" in page.read()
         chat.kill()
         chat = Chat(tmp_path)
-        rest = chat.words(100, first[-1][0])
+        rest = chat.words(100, **{"Last-Event-ID": first[-1][0]})
+        with urllib.request.urlopen(chat.request("/answers/42", **{"Last-Event-ID": words[-1][0]})) as answer:
+            assert answer.status == 204
     finally:
         chat.kill()
     assert first + rest == words
-    assert " ".join(word for _, word in words).strip() == "Streams outlive the connection that reads them"
+    assert "".join(word for _, word in words).strip() == "Streams outlive the connection that reads them"
+
+
+@pytest.mark.slow
+def test_the_chat_stops_while_a_browser_waits_for_more_words(tmp_path):
+    chat = Chat(tmp_path)
+    try:
+        with urllib.request.urlopen(chat.request("/answers/43"), timeout=SECONDS_MAX) as answer:
+            assert answer.readline() == b"retry: 2000\n"
+            chat.process.terminate()
+            assert answer.read() == b"\n", "the response is complete"
+        _, log = chat.process.communicate(timeout=SECONDS_MAX)
+    finally:
+        chat.kill()
+    assert "Traceback" not in log and "ERROR" not in log
+
+
+def test_the_readme_shows_a_part_of_the_example():
+    readme, example = (ROOT / "README.md").read_text(), (EXAMPLES / "sse_chat.py").read_text()
+    (shown,) = (
+        block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "EventStreamResponse" in block
+    )
+    lines = iter(example.splitlines())
+    for line in filter(None, shown.splitlines()):
+        assert line in lines, f"examples/sse_chat.py does not have this line, or not here: {line}"
+    assert len(example.splitlines()) <= 60

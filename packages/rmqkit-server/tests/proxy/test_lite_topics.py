@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from rmqkit.broker.server import Broker
+from rmqkit.broker.settings import BrokerSettings
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import decode_record
@@ -14,7 +16,10 @@ from rmqkit.proxy.schema.records import jump_hash, read_handle
 from rmqkit.proxy.schema.status import Refused
 from rmqkit.proxy.service.endpoint import StreamFailed
 from rmqkit.proxy.service.lite_subscriptions import LiteLimits
-from tests.proxy.calling import ADDRESSES, Stream, message, served
+from rmqkit.standalone import Standalone
+from rmqkit.store.settings import StoreSettings
+from tests.ports import free_port
+from tests.proxy.calling import ADDRESSES, BROKER, Caller, Stream, endpoint_before, message, served
 from tests.waiting import until
 
 OK, NOT_FOUND = 20000, 40401
@@ -649,3 +654,50 @@ async def test_an_expired_lite_topic_lives_again_with_its_next_message(tmp_path)
         await lite.nothing()
         await lite.send("ttl1", "d")
         assert shown(await lite.receive()) == [("ttl1", "d", 3, 1)]
+
+
+# ---- two brokers behind a proxy
+
+
+@pytest.fixture
+async def pair(tmp_path):
+    """A client of a proxy in front of two brokers with the same topics and groups, and the brokers by name."""
+    settings = {"listen_port": 0, "bind_address": "127.0.0.1", "recall_messages": True}
+    store = StoreSettings(commit_log_file_bytes=1 << 20)
+    async with Standalone(tmp_path / "a", broker=BrokerSettings(broker_name=BROKER, **settings), store=store) as it:
+        second = BrokerSettings(
+            broker_name="broker-b", **{**settings, "listen_port": free_port(-2, 1)}, namesrv_addr=it.namesrv_address
+        )
+        other = Broker(second, store, tmp_path / "b")
+        await other.start()
+        try:
+            async with endpoint_before(it) as endpoint:
+                for broker in (it.broker, other):
+                    caller = Caller(endpoint, broker.context)
+                    caller.topic("LT", 4, "LITE")
+                    group_of(caller)
+                    await caller.published()
+                yield Lite(Caller(endpoint, it.broker.context)), {BROKER: it.broker, "broker-b": other}
+        finally:
+            await other.stop()
+
+
+async def test_names_are_spread_over_both_brokers_and_subscriptions_reach_both(pair):
+    lite, brokers = pair
+    names = [f"s{number}" for number in range(16)]
+    await lite.joined(*names)
+    for broker in brokers.values():
+        assert broker.context.lite.groups["LG"].clients["c1"].names == set(names)
+    for name in names:
+        await lite.send(name, "x", "y")
+    found = {}
+    for broker in brokers:
+        received = await lite.receive(broker=broker)
+        assert received
+        for one in shown(received):
+            found.setdefault(one[0], []).append((one[1:], broker))
+        assert await lite.ack(*received) == (OK, "OK")
+    assert {name: [one for one, _ in those] for name, those in found.items()} == {
+        name: [("x", 0, 1), ("y", 1, 1)] for name in names
+    }
+    assert all(len({broker for _, broker in those}) == 1 for those in found.values())

@@ -480,7 +480,8 @@ class EventIdIllegal(ClientError, ValueError):
     """
 
     def __init__(self, stream: str, event_id: str, why: str) -> None:
-        super().__init__(f"stream {stream} cannot be read after event {event_id!r}: {why}; read it from its start")
+        shown = event_id if len(event_id) <= 100 else f"{event_id[:100]}…"
+        super().__init__(f"stream {stream} cannot be read after event {shown!r}: {why}; read it from its start")
         self.stream = stream
         self.event_id = event_id
 

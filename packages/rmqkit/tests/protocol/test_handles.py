@@ -54,6 +54,17 @@ def test_deliveries_are_counted_by_queue_or_by_message():
     assert ids.decode_order_counts("0 3 2;0 qo3%17 5") == counts
 
 
+def test_counts_of_a_lite_pop() -> None:
+    """The texts are those of a broker 5.5.0."""
+    for text, counts in (("0;0", [(0, 0), (1, 0)]), ("0 qo0%1 4;0 qo0%2 4;0", [(1, 4), (2, 4), (0, 0)])):
+        assert ids.encode_lite_counts(counts) == text
+        assert ids.decode_lite_counts(text) == [count for _, count in counts]
+    assert ids.decode_lite_counts("") == []
+    for broken in ("x", "0;", "0 qo0%1 x", str(2**63)):
+        with pytest.raises(HeaderError):
+            ids.decode_lite_counts(broken)
+
+
 def test_the_bits_of_a_batch_ack():
     assert base64.b64encode(ids.encode_acked(10, [11, 19])) == b"AgI="
     assert ids.decode_acked(10, base64.b64decode("AgI=")) == [11, 19]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 import rmqkit
@@ -16,9 +18,11 @@ from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.topics import TopicConfig
+from rmqkit.rpc import PullStatus
 from rmqkit.standalone import Standalone
 from rmqkit.store.settings import StoreSettings
 from rmqkit.streams.event import LAST, Place, event_id, place_of, stream_of
+from rmqkit.streams.reader import KEYS_KEPT
 from tests.ports import free_port
 
 PARENT = "Chats"
@@ -129,6 +133,105 @@ async def test_a_read_begins_after_any_event(tmp_path):
         assert [one.text async for one in streams.read_after(ids[3], follow=False)] == ["4", "5"]
         assert (await streams.last("s")).text == "5"
         assert await streams.last("none") is None
+
+
+async def test_a_read_after_the_last_event_of_a_finished_stream_stops_at_once(tmp_path):
+    async with opened(tmp_path) as (_, streams):
+        await streams.append("s", "a")
+        last = await streams.finish("s")
+        assert [one async for one in streams.read("s", after=last)] == []
+        assert not await streams.read("s", after=last).start()
+        assert await streams.read("s", after="1.0").start(), "the last event follows"
+        await streams.append("s", "b")
+        reading = streams.read("s", after=last)
+        assert await reading.start() and (await anext(reading)).text == "b", "the stream was continued"
+
+
+async def test_a_last_event_that_was_sent_twice_is_the_last_one_too(tmp_path):
+    async with opened(tmp_path) as (_, streams):
+        for _ in range(2):
+            properties = {LAST: "content"}
+            message = Message(topic=PARENT, lite_topic="s", body=b"a", msg_id="K1", properties=properties)
+            await streams._producer.send(message)
+        for after in ("1.0", "1.1"):
+            assert [one async for one in streams.read("s", after=after)] == []
+
+
+async def test_a_reader_checks_its_place_when_it_starts(tmp_path):
+    async with opened(tmp_path) as (_, streams):
+        assert await streams.read("s").start(), "a stream without events is waited for"
+        with pytest.raises(StreamExpired):
+            await streams.read("s", after="1.3").start()
+        await streams.append("s", "a")
+        with pytest.raises(EventIdIllegal):
+            await streams.read("s", after="1.3").start()
+        reading = streams.read("s", after="1.0")
+        assert await reading.start() and await reading.start(), "a second call has no effect"
+        await streams.append("s", "b")
+        assert (await anext(reading)).text == "b"
+
+
+async def test_events_that_are_fetched_together_are_a_batch(tmp_path):
+    async with opened(tmp_path) as (_, streams):
+        await asyncio.gather(*(streams.append("s", str(i)) for i in range(70)))
+        batches = [[one.text for one in batch] async for batch in streams.read("s", follow=False).batches()]
+        assert [len(one) for one in batches] == [32, 32, 6]
+        assert [one for batch in batches for one in batch] == [str(i) for i in range(70)]
+        resumed = [
+            [one.text for one in batch] async for batch in streams.read("s", after="1.40", follow=False).batches()
+        ]
+        assert [one for batch in resumed for one in batch] == [str(i) for i in range(41, 70)]
+        assert [] not in resumed
+
+
+async def test_the_newest_event_of_a_long_stream_is_found_near_its_end(tmp_path):
+    async with opened(tmp_path) as (_, streams):
+        await asyncio.gather(*(streams.append("s", str(i)) for i in range(KEYS_KEPT + 500)))
+        pulls, pull = [], streams._runtime.calls.pull
+
+        async def noted(address, header, timeout_ms):
+            pulls.append(header.queue_offset)
+            return await pull(address, header, timeout_ms)
+
+        streams._runtime.calls.pull = noted
+        assert (await streams.last("s")).text == str(KEYS_KEPT + 499)
+        assert min(pulls[1:]) == 500
+
+
+@pytest.mark.parametrize("options", [{"after": "1.2"}, {"follow": False}, {}])
+async def test_a_reader_does_not_hurry_a_broker_that_has_fewer_events_than_it_had(tmp_path, options):
+    """A slave that becomes the master may lack the newest events for a while."""
+    async with opened(tmp_path) as (_, streams):
+        await asyncio.gather(*(streams.append("s", str(i)) for i in range(5)))
+        pulls, pull = [], streams._runtime.calls.pull
+
+        async def lagging(address, header, timeout_ms):
+            pulls.append(asyncio.get_running_loop().time())
+            pulled = await pull(address, header, timeout_ms)
+            if pulls[0] < pulls[-1] < pulls[0] + 20:
+                return msgspec.structs.replace(
+                    pulled, status=PullStatus.OFFSET_ILLEGAL, next_begin_offset=0, max_offset=0, body=b""
+                )
+            return pulled
+
+        streams._runtime.calls.pull = lagging
+        reading = streams.read("s", **options)
+        texts = [(await anext(reading)).text for _ in range(2)]
+        assert texts == (["3", "4"] if "after" in options else ["0", "1"])
+        assert 30 < len(pulls) < 60
+
+
+async def test_a_reader_of_streams_that_are_closed_gets_an_error(tmp_path):
+    async with Servers(tmp_path) as servers:
+        streams = await rmqkit.streams.open(servers.address, PARENT)
+        await streams.append("s", "a")
+        reading = streams.read("s")
+        await anext(reading)
+        following = asyncio.create_task(anext(reading))
+        await asyncio.sleep(1)
+        await streams.close()
+        with pytest.raises(ClientError, match="stream s: the streams were closed while it was read"):
+            await following
 
 
 async def test_new_events_only(tmp_path):
@@ -322,7 +425,6 @@ async def test_embedded_streams_need_no_server_and_last(tmp_path):
         async with rmqkit.streams.embedded(tmp_path / "data") as streams:
             await streams.append("s", "a")
             assert await texts(streams, "s") == expected
-    assert not (tmp_path / "data" / "streams.address").exists()
 
 
 async def test_a_second_user_of_a_folder_connects_to_the_first(tmp_path):
@@ -333,6 +435,35 @@ async def test_a_second_user_of_a_folder_connects_to_the_first(tmp_path):
         assert (first.is_owner, second.is_owner) == (True, False)
         await writer.append("s", "a")
         assert await texts(reader, "s") == ["a"]
+
+
+async def test_a_user_of_a_folder_continues_when_another_process_runs_the_servers(tmp_path):
+    async with AsyncExitStack() as stack:
+        async with rmqkit.streams.embedded(tmp_path) as first:
+            other = await stack.enter_async_context(rmqkit.streams.embedded(tmp_path))
+            await first.append("s", "a")
+            reading = other.read("s")
+            assert (await anext(reading)).text == "a"
+            following = asyncio.create_task(anext(reading))
+            await asyncio.sleep(1)
+        await asyncio.sleep(5)
+        third = rmqkit.streams.embedded(tmp_path)
+        writer = await stack.enter_async_context(third)
+        assert third.is_owner
+        await writer.append("s", "b")
+        assert (await following).text == "b"
+        await other.append("s", "c")
+        assert await texts(writer, "s") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("found", ["taken", "", "nonsense", "127.0.0.1:0", "127.0.0.1:99999"])
+async def test_a_port_that_is_taken_or_unknown_is_replaced(tmp_path, found):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}" if found == "taken" else found
+        (tmp_path / "streams.address").write_text(address)
+        async with rmqkit.streams.embedded(tmp_path) as streams:
+            await streams.append("s", "a")
+            assert (tmp_path / "streams.address").read_text() not in ("", address)
 
 
 def test_ids():

@@ -154,13 +154,13 @@ class Assembly:
         self._on_readable.append(long_polling.arrived)
         archive = self._make_archive(store) if store_settings.archive else None
         pop: PopService | None = None
-        lite: LiteService | None = None
         if settings.broker_role is not BrokerRole.SLAVE:
             master = self.master = self._make_master(store)
             pop = PopService(folder, store, topics, groups, offsets, settings, clock, identity.store_host, archive)
-            lite = LiteService(store, topics, groups, settings, clock)
             # Notify the slaves' links last: they send data only in the next tick.
             self._on_readable += [pop.waiting.arrived, pop.notifications.arrived, master.advanced]
+        # At a slave, too: lite topics expire there by the same rule, and it copies the offsets of its master.
+        lite = LiteService(store, topics, groups, settings, clock)
         has_copies = waits_for_copies(settings)
         self.durability = Durability(
             store,

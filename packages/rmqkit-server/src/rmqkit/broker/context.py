@@ -77,7 +77,7 @@ class BrokerContext:
         archive: the archive of old log files, or None.
         ask_namesakes: sends a request to every other broker of this name. Returns the successful answers that arrive
             within a second.
-        lite: the lite topics; None at a slave, which does not serve them.
+        lite: the lite topics. A slave does not serve them.
         pop: the state of POP; None at a slave, which does not pop.
         timer: stores messages until they are due; None with ``timerWheelEnable=false``.
         topics_published: waits until the name servers know the changed topics, or until a timeout.

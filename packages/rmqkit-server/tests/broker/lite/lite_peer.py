@@ -12,6 +12,7 @@ import msgspec
 
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields
+from rmqkit.protocol.ids import decode_lite_counts
 from rmqkit.protocol.names import lite_queue
 from rmqkit.protocol.properties import decode_properties, encode_properties
 from rmqkit.protocol.record import Record, iter_records
@@ -74,7 +75,7 @@ class LitePeer:
             assert answer.code == 210, (answer.code, answer.remark)
             return []
         header = decode_fields(answer)
-        tries = [int(text) for text in header["orderCountInfo"].split(";")]
+        tries = decode_lite_counts(header["orderCountInfo"])
         return [self._received(*one, header) for one in zip(iter_records(answer.payload), tries, strict=True)]
 
     def _received(self, record: Record, tries: int, header: dict[str, str]) -> Received:

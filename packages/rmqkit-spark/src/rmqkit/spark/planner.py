@@ -113,7 +113,7 @@ def _indexed(given: dict[str, str]) -> list[tuple[str, int, int, int]] | None:
         options = parse_options(StoreOptions, given, "rocketmq-store")
         root = resolve(options.path)
         segments = find_segments(root, words(options.log_paths))
-        for topic in options.topic_names:
+        for topic in sorted(set(options.topic_names)):
             for reads in key_reads(root, segments, options.index_slot_count, topic, words(options.keys)):
                 path, base = reads.segment.path, reads.segment.base_offset
                 positions = [offset - base for offset in reads.offsets]

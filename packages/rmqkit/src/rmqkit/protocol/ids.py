@@ -196,6 +196,17 @@ def decode_order_counts(text: str) -> dict[OrderKey, int]:
     return counts
 
 
+def encode_lite_counts(counts: Iterable[tuple[int, int]]) -> str:
+    """Return ``orderCountInfo`` of a lite pop. ``counts``: for each message, its number in its lite topic, and the
+    number of its earlier deliveries."""
+    return ";".join([f"{NORMAL_TOPIC} qo0%{number} {count}" if count else "0" for number, count in counts])
+
+
+def decode_lite_counts(text: str) -> list[int]:
+    """Return the number of earlier deliveries of each message of a lite pop. Raises HeaderError: a part is no count."""
+    return [_integer(entry.rpartition(" ")[2], text) for entry in text.split(";")] if text else []
+
+
 def encode_pop_handle(handle: PopHandle) -> str:
     """Return ``extraInfo``, the POP_CK property.
     Raises ValueError: the broker name contains a blank, which separates the parts."""

@@ -1,12 +1,14 @@
 """Streams without a server: name server and broker run in the process of the program.
 
 The first process that opens a folder runs the servers. Other processes of the same machine, such as further workers of
-a web server, connect to them. The folder has the address in ``streams.address``.
+a web server, connect to them. The folder has the address in ``streams.address``. The file stays when the process exits:
+the next process that runs the servers takes the same port, so that the others find them again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 from rmqkit.errors import ClientError, ExtraMissing, NoRoute, RemotingError, StoreLocked
 from rmqkit.extras import install
+from rmqkit.remoting.listening import ListenFailed
 from rmqkit.streams.streams import Streams, open  # noqa: A004
 from rmqkit.times import Duration
 
@@ -22,6 +25,7 @@ __all__ = ["EmbeddedStreams", "embedded"]
 
 _ADDRESS = "streams.address"
 _TRIES = 100
+_PORT_MAX = 65_535
 _PAUSE_SECONDS = 0.1
 
 
@@ -97,18 +101,26 @@ class EmbeddedStreams:
         await self._stack.aclose()
 
     async def _serve(self) -> str:
-        """Run the servers. Return the address of the name server. Raises StoreLocked: another process runs them."""
+        """Run the servers, at the port of the last time if it is free. Return the address of the name server.
+        Raises StoreLocked: another process runs them."""
+        port = (self._read_address() or "").rpartition(":")[2]
+        if port.isascii() and port.isdigit() and int(port) <= _PORT_MAX:
+            with contextlib.suppress(ListenFailed):  # another program uses the port
+                return await self._serve_at(int(port))
+        return await self._serve_at(0)
+
+    async def _serve_at(self, port: int) -> str:
         try:
             standalone = importlib.import_module("rmqkit.standalone").Standalone
+            settings = importlib.import_module("rmqkit.namesrv.settings").NamesrvSettings
         except ImportError as error:
             raise ExtraMissing(
                 "rmqkit.streams.embedded", error.name or "rmqkit.standalone", install("server")
             ) from None
-        servers = await self._stack.enter_async_context(standalone(self._folder / "store"))
+        namesrv = settings(listen_port=port, bind_address="127.0.0.1")
+        servers = await self._stack.enter_async_context(standalone(self._folder / "store", namesrv=namesrv))
         self.is_owner = True
-        path = self._folder / _ADDRESS
-        path.write_text(servers.namesrv_address)
-        self._stack.callback(path.unlink, missing_ok=True)
+        (self._folder / _ADDRESS).write_text(servers.namesrv_address)
         return str(servers.namesrv_address)
 
     def _read_address(self) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.names import lite_topic_fault, topic_fault
 from rmqkit.streams.event import LAST, Event, place_of, stream_of
 from rmqkit.streams.parent import ensure_parent
-from rmqkit.streams.reader import StreamReader
+from rmqkit.streams.reader import KEYS_KEPT, StreamReader
 from rmqkit.streams.writer import StreamWriter
 from rmqkit.times import Duration, duration_ms
 
@@ -23,6 +23,7 @@ __all__ = ["Streams", "open"]
 
 _GROUP = "rmqkit-streams"
 _EMPTY = b"\n"
+_COUNT_MAX = 512
 
 
 def open(  # noqa: A001 - the name that `rmqkit.streams.open` reads best with
@@ -173,8 +174,8 @@ class Streams:
 
     def read(
         self, stream: str, *, after: str | None = None, new: bool = False, follow: bool = True, count_max: int = 32
-    ) -> AsyncIterator[Event]:
-        """Iterate over the events of a stream: the stored ones, then new ones as they arrive. The iteration ends after
+    ) -> StreamReader:
+        """Iterate over the events of a stream: the stored ones, then new ones as they arrive. The iteration stops after
         the last event of a finished stream. Any number of readers can read a stream at the same time.
 
         Args:
@@ -185,27 +186,38 @@ class Streams:
 
         Raises EventIdIllegal: the id belongs to another stream, or the stream has no such event.
         Raises StreamExpired: events after the id were deleted.
-        Raises MessageIllegal: the name of the stream is not allowed. Raises ClientError: the streams are not open."""
+        Raises MessageIllegal: the name of the stream is not allowed. Raises ClientError: the streams are not open, or
+            they were closed meanwhile."""
+        return self._reader(stream, after, newest=0 if new else None, follows=follow, count_max=count_max)
+
+    def _reader(
+        self, stream: str, after: str | None, *, newest: int | None, follows: bool, count_max: int
+    ) -> StreamReader:
         self._check_open()
         fault = lite_topic_fault(stream)
         if fault is not None:
             raise MessageIllegal(f"stream {stream!r}: {fault}")
-        if not 1 <= count_max <= 512:
-            raise SettingsError(f"count_max={count_max} must be from 1 to 512")
+        if not 1 <= count_max <= _COUNT_MAX:
+            raise SettingsError(f"count_max={count_max} must be from 1 to {_COUNT_MAX}")
         place = place_of(stream, after) if after else None
-        reader = StreamReader(
-            self._runtime, self.parent, stream, after=place, is_new=new and place is None, count_max=count_max
+        return StreamReader(
+            self._runtime,
+            self.parent,
+            stream,
+            after=place,
+            newest=newest,
+            follows=follows,
+            count_max=count_max,
         )
-        return reader.events(follows=follow)
 
-    def read_after(self, event_id: str, *, follow: bool = True) -> AsyncIterator[Event]:
+    def read_after(self, event_id: str, *, follow: bool = True) -> StreamReader:
         """Iterate over the events after an event, in the stream that the id names. Raises the errors of `read`."""
         return self.read(stream_of(event_id), after=event_id, follow=follow)
 
     async def last(self, stream: str) -> Event | None:
         """Return the newest event of a stream, or None if it has no event."""
         newest: Event | None = None
-        async for event in self.read(stream, follow=False):
+        async for event in self._reader(stream, None, newest=KEYS_KEPT, follows=False, count_max=_COUNT_MAX):
             newest = event
         return newest
 

@@ -17,7 +17,7 @@ from rmqkit.broker.lite.waiting import WaitingLitePop
 from rmqkit.errors import PeerRefused
 from rmqkit.protocol.codes import FAQ, RequestCode, ResponseCode
 from rmqkit.protocol.command import Command, decode_header_leniently, reply, request
-from rmqkit.protocol.ids import decode_pop_handle
+from rmqkit.protocol.ids import decode_pop_handle, encode_lite_counts
 from rmqkit.protocol.names import is_light, lite_topic_fault, split_lite_queue
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.lite import (
@@ -148,7 +148,7 @@ class LiteHandlers(Handlers[LiteContext]):
             pop_time=found.pop_time,
             invisible_time=header.invisible_time,
             revive_qid=LITE_REVIVE_QUEUE,
-            order_count_info=";".join(map(str, found.tries)),
+            order_count_info=encode_lite_counts(found.counts),
         )
         context = self._context
         ms = context.clock.monotonic_ms() - connection.active_ms

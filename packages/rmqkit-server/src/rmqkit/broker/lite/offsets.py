@@ -32,6 +32,7 @@ _ROW = struct.Struct(">qIH")
 _NONE = -1
 _COPIED_MAX = 5000
 _RECORDS_MIN = 10_000
+_SENT_BYTES = 256 << 10
 
 
 class LiteOffsets:
@@ -88,6 +89,45 @@ class LiteOffsets:
 
     def _name(self, slot: int) -> str:
         return f"{self._table.parent_of(slot).name}${self._table.names[slot]}"
+
+    # ---- copies at slaves
+
+    def records_after(self, number: int, position: int) -> tuple[int, int, bytes]:
+        """Return the records after a place in the files, some hundred KiB at most, and the place after them. If a file
+        has no such place, the records begin with the oldest file.
+        Raises StoreUnavailable: a file cannot be read."""
+        numbers = [*(int(path.suffix[1:]) for path in self._old), self._number]
+        if number not in numbers or not 0 <= position <= self._size_of(number):
+            number, position = numbers[0], 0
+        while position >= self._size_of(number) and number != self._number:
+            number, position = numbers[numbers.index(number) + 1], 0
+        left = min(_SENT_BYTES, self._size_of(number) - position)
+        if left <= 0:
+            return number, position, b""
+        try:
+            with self._path_of(number).open("rb") as file:
+                file.seek(position)
+                content = file.read(left)
+        except OSError as error:
+            raise StoreUnavailable(f"{self._path_of(number)}: {error.strerror}: correct the disk") from error
+        end = 0
+        while end + _HEAD.size <= len(content) and (after := end + _HEAD.size + _size_at(content, end)) <= len(content):
+            end = after
+        return number, position + end, content[:end]
+
+    def take(self, records: bytes) -> None:
+        """Enter the records of a master. Those of lite topics that this broker does not have are left out."""
+        for _ in self._load_records(records):
+            pass
+
+    def _size_of(self, number: int) -> int:
+        """Return the size of a file up to the last record that was written to it."""
+        if number == self._number:
+            return self._end
+        try:
+            return self._path_of(number).stat().st_size
+        except OSError:
+            return 0
 
     # ---- files
 
@@ -164,7 +204,10 @@ class LiteOffsets:
 
     @property
     def _path(self) -> Path:
-        return self._folder / f"offsets.{self._number:08d}"
+        return self._path_of(self._number)
+
+    def _path_of(self, number: int) -> Path:
+        return self._folder / f"offsets.{number:08d}"
 
     def _append(self, data: bytes) -> None:
         try:
@@ -190,6 +233,10 @@ class LiteOffsets:
         except OSError as error:
             raise StoreUnavailable(f"cannot sync {self._path}: {error.strerror}: free the disk") from error
         self._old = []
+
+
+def _size_at(content: bytes, at: int) -> int:
+    return int(_HEAD.unpack_from(content, at)[1])
 
 
 def _encoded(group: str, name: str, offset: int, epoch: int) -> bytes:

@@ -73,10 +73,11 @@ class AckRefused(ValueError):
 
 
 class PoppedLite(Struct):
-    """The messages of one pop, of one or more lite topics. ``tries``: the number of earlier deliveries of each."""
+    """The messages of one pop, of one or more lite topics. ``counts``: for each message, its number in its lite topic,
+    and the number of its earlier deliveries."""
 
     records: list[memoryview]
-    tries: list[int]
+    counts: list[tuple[int, int]]
     pop_time: int
 
     @property
@@ -239,7 +240,7 @@ class LiteService:
             group.batches[one.slot] = batch
             self._plan(group, one.slot, batch)
             popped.records += one.records
-            popped.tries += [tries.get(number, 0) for number in one.numbers]
+            popped.counts += [(number, tries.get(number, 0)) for number in one.numbers]
         client.consumed_ms = now
         return popped
 

@@ -26,6 +26,8 @@ from rmqkit.protocol.schemas.brokers import TimerMetricsRequest
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.offsets import (
     CloneGroupOffsetRequest,
+    LiteOffsetsRequest,
+    LiteOffsetsResponse,
     OffsetResponse,
     QueryConsumerOffsetRequest,
     QueueRequest,
@@ -147,7 +149,12 @@ class OffsetHandlers(Handlers[OperationsContext]):
 
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
     async def all_offsets(self, connection: Connection, command: Command) -> Command:
-        """Return the offsets of all groups. Slaves copy them."""
+        """Return the offsets of all groups, or the offsets in lite topics after a place. Slaves copy them."""
+        place = decode_header(command, LiteOffsetsRequest)
+        if place.lite_file is not None and place.lite_position is not None and self._context.lite is not None:
+            log_offset = self._context.store.max_physical_offset
+            file, position, records = self._context.lite.offsets.records_after(place.lite_file, place.lite_position)
+            return reply(command, header=LiteOffsetsResponse(file, position, log_offset), body=records)
         contents = self._context.offsets.contents
         contents.pull_offset_table = {}
         # Encode the copy in a thread: Java's JSON of a large table takes seconds.

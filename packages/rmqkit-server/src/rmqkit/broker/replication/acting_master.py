@@ -47,6 +47,7 @@ from typing import Protocol
 from rmqkit.broker.delay.destination import RemotePut
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
+from rmqkit.broker.lite.service import LiteService
 from rmqkit.broker.pull.long_polling import LongPolling
 from rmqkit.broker.registration import Registration
 from rmqkit.broker.settings import BrokerSettings
@@ -72,6 +73,7 @@ class ReplicationContext(TransactionContext, Protocol):
     address: str
     clock: Clock
     groups: GroupTable
+    lite: LiteService | None
     long_polling: LongPolling
     offsets: OffsetTable
     schedule: Schedule

@@ -39,6 +39,7 @@ from rmqkit.broker.registration import Registration
 from rmqkit.broker.replication.acting_master import MASTER_ID, ActingMaster, PreOnline, ReplicationContext
 from rmqkit.broker.replication.copies import waits_for_copies
 from rmqkit.broker.replication.escape import EscapeBridge
+from rmqkit.broker.replication.lite_offsets import LiteOffsetCopies
 from rmqkit.broker.replication.slave import HaSlave
 from rmqkit.broker.replication.tables import SlaveSync
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
@@ -132,6 +133,7 @@ class SlaveRole:
             store_root,
             context.timer,
             context.clock,
+            None if context.lite is None else LiteOffsetCopies(context.lite.offsets, context.store),
         )
         self.log = HaSlave(
             context.store,

@@ -5,6 +5,7 @@ table                         code  port   action of the slave
 ============================  ====  =====  ======================================================================
 topics, also static topics      21  fast   replaces its own table if the versions differ
 consumer offsets                43  main   merges them into its own table. Offsets that only the slave has stay
+offsets in lite topics          43  main   enters what changed (`lite_offsets`). It is requested every 5 s
 delay offsets                   45  main   replaces its own table
 groups and forbidden topics    201  main   replaces its own table if the versions differ
 request modes                  402  main   writes them into their file
@@ -36,6 +37,7 @@ import msgspec
 
 from rmqkit.broker.delay.levels import Schedule
 from rmqkit.broker.delay.timer import Timer
+from rmqkit.broker.replication.lite_offsets import LiteOffsetCopies
 from rmqkit.broker.tables.groups import GroupTable, request_modes_file
 from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
@@ -58,6 +60,7 @@ __all__ = ["SlaveSync", "fast_address"]
 
 _PERIOD_MS = 60_000.0
 _TIMER_PERIOD_MS = 3000.0
+_LITE_PERIOD_MS = 5000.0
 _TIMEOUT_MS = 10_000
 _PAGE_ENTRIES_MAX = 2000
 _PAGES_MAX = 1000
@@ -83,7 +86,9 @@ class SlaveSync:
         store_root: Path,
         timer: Timer | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        lite: LiteOffsetCopies | None = None,
     ) -> None:
+        self._lite = lite
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
@@ -96,6 +101,7 @@ class SlaveSync:
         self._master: str | None = None
         self._wake = asyncio.Event()
         self._timer_wake = asyncio.Event()
+        self._lite_wake = asyncio.Event()
         self._tasks = Tasks()
         self._failures: dict[str, RmqError] = {}
         self._missing: set[str] = set()
@@ -113,10 +119,13 @@ class SlaveSync:
             self._master = master
             self._wake.set()
             self._timer_wake.set()
+            self._lite_wake.set()
         if not len(self._tasks):
             self._tasks.start(keep_doing(self._round, wake=self._wake, name="slave sync"), "slave sync")
             if self._timer is not None:
                 self._tasks.start(keep_doing(self._timer_round, wake=self._timer_wake, name="timer sync"), "timer sync")
+            if self._lite is not None:
+                self._tasks.start(keep_doing(self._lite_round, wake=self._lite_wake, name="lite sync"), "lite sync")
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -138,6 +147,10 @@ class SlaveSync:
     async def _timer_round(self) -> float:
         await self._try("timer check point", self._copy_timer_checkpoint)
         return _TIMER_PERIOD_MS
+
+    async def _lite_round(self) -> float:
+        await self._try("offsets in lite topics", self._copy_lite_offsets)
+        return _LITE_PERIOD_MS
 
     async def copy_topics(self) -> None:
         """Copy the topics now, so that their queues are created with the right type. Log a failure; do not raise it."""
@@ -210,6 +223,10 @@ class SlaveSync:
         copied = await self._calls.consumer_offsets(master)
         if master == self._master:
             self._offsets.merge(copied, asked_ms=asked_ms)
+
+    async def _copy_lite_offsets(self, master: str) -> None:
+        if self._lite is not None:
+            await self._lite.copy(self._calls, master)
 
     async def _copy_delay_offsets(self, master: str) -> None:
         copied = await self._calls.delay_offsets(master)

@@ -24,6 +24,7 @@ from rmqkit.protocol.ids import (
     OrderKey,
     PopHandle,
     PopQueue,
+    decode_lite_counts,
     decode_order_counts,
     decode_pop_handle,
     decode_start_offsets,
@@ -245,7 +246,7 @@ def lite_handles_of(
     records: Sequence[Record], header: PopLiteMessageResponse, parent: str, broker_name: str
 ) -> list[Popped]:
     """Return the messages of a lite pop's answer with their handles. Raises HeaderError: the answer is not valid."""
-    counts = (header.order_count_info or "").split(";")
+    counts = decode_lite_counts(header.order_count_info or "")
     popped = []
     for place, record in enumerate(records):
         properties = decode_properties(record.properties)
@@ -263,8 +264,7 @@ def lite_handles_of(
             queue_id=0,
             queue_offset=offset,
         )
-        count = counts[place] if place < len(counts) else ""
-        deliveries = int(count) + 1 if count.isdecimal() else 1
+        deliveries = counts[place] + 1 if place < len(counts) else 1
         popped.append(Popped(record, properties, Handle(handle, record.physical_offset, lite_topic), deliveries))
     return popped
 

@@ -27,7 +27,7 @@ from rmqkit.clock import SYSTEM_CLOCK, Clock
 from rmqkit.errors import MessageIllegal, PeerRefused, RmqError, SettingsError
 from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import decode_header, request
-from rmqkit.protocol.ids import PopHandle, encode_pop_handle
+from rmqkit.protocol.ids import PopHandle, decode_lite_counts, encode_pop_handle
 from rmqkit.protocol.message import ReceivedMessage, messages_of_record, records_of
 from rmqkit.protocol.names import lite_topic_fault, topic_fault
 from rmqkit.protocol.properties import INNER_MULTI_DISPATCH, INNER_MULTI_QUEUE_OFFSET, LITE_TOPIC
@@ -408,7 +408,7 @@ class LiteConsumer(Client):
         if answer.code != ResponseCode.SUCCESS:
             raise PeerRefused(answer.code, answer.remark, address)
         found = decode_header(answer, PopLiteMessageResponse)
-        counts = [int(text) for text in (found.order_count_info or "").split(";") if text]
+        counts = decode_lite_counts(found.order_count_info or "")
         messages: list[LiteMessage] = []
         for i, record in enumerate(records_of(answer.payload)):
             tries = counts[i] if i < len(counts) else 0

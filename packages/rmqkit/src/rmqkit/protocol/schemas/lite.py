@@ -38,8 +38,7 @@ class PopLiteMessageRequest(Struct, rename="camel", kw_only=True, gc=False):
 
 
 class PopLiteMessageResponse(ChangeInvisibleTimeResponse, kw_only=True, gc=False):
-    """The answer to POP_LITE_MESSAGE. ``order_count_info``: one number for each message, the number of its earlier
-    deliveries, joined with ``;``."""
+    """The answer to POP_LITE_MESSAGE. ``order_count_info``: see `rmqkit.protocol.ids.encode_lite_counts`."""
 
     order_count_info: str | None = None
 

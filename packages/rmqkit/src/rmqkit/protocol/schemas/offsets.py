@@ -83,6 +83,22 @@ class ConsumerOffsets(Struct, rename="camel"):
     pull_offset_table: dict[str, dict[Int32, Int64]] | UnsetType = UNSET
 
 
+class LiteOffsetsRequest(Struct, rename="camel", gc=False):
+    """GET_ALL_CONSUMER_OFFSET for the offsets in lite topics: a place in the files of the broker. Only rmqkit has
+    these fields."""
+
+    lite_file: Int64 | None = None
+    lite_position: Int64 | None = None
+
+
+class LiteOffsetsResponse(Struct, rename="camel", gc=False):
+    """The place after the records in the body. ``log_offset``: the end of the broker's log."""
+
+    lite_file: Int64 | None = None
+    lite_position: Int64 | None = None
+    log_offset: Int64 = 0
+
+
 class LightOffsets(ConsumerOffsets, rename="camel"):
     """The content of ``lmqConsumerOffset.json``, which adds ``topic@group`` → offset for groups ``%LMQ%…``."""
 
