@@ -55,10 +55,12 @@ class Peer:
     go_on = hold
 
 
-def frame(number: int, body: bytes, properties: str = "", code: int = RequestCode.SEND_MESSAGE_V2) -> bytes:
+def frame(
+    number: int, body: bytes, properties: str = "", code: int = RequestCode.SEND_MESSAGE_V2, topic: str = "T"
+) -> bytes:
     """Return one request as encoded bytes."""
     text = PROPERTIES.format(number) + properties
-    header = SendMessageV2Request("p", "T", "TBW102", 4, number % 4, 0, 1_700_000_000_000 + number, 0, text, 0, False)
+    header = SendMessageV2Request("p", topic, "TBW102", 4, number % 4, 0, 1_700_000_000_000 + number, 0, text, 0, False)
     header.batch = code == RequestCode.SEND_BATCH_MESSAGE
     command = request(code, header, body)
     command.opaque = number
@@ -73,8 +75,21 @@ def reads() -> Iterator[tuple[str, list[bytes], int]]:
         yield name, [b"".join(frame(at, body) for at in range(start, start + count)) for start in starts], count
     members = encode_batch([BatchEntry(body, PROPERTIES.format(at).encode(), 0) for at in range(32)])
     yield "batch of 32", [frame(at, members, code=RequestCode.SEND_BATCH_MESSAGE) for at in range(MESSAGES // 32)], 32
+    for name, count in LOADS.items():
+        lites = [frame(at, body, f"\x02{_lite(at)}", topic="Parent") for at in range(MESSAGES)]
+        yield f"lite, {name}", [b"".join(lites[at : at + count]) for at in range(0, MESSAGES, count)], count
+    batches = []
+    for number in range(MESSAGES // 32):
+        entries = [BatchEntry(body, f"{PROPERTIES.format(at)}\x02{_lite(number)}".encode(), 0) for at in range(32)]
+        code = RequestCode.SEND_BATCH_MESSAGE
+        batches.append(frame(number, encode_batch(entries), code=code, topic="Parent"))
+    yield "lite, batch of 32", batches, 32
     for name, asks in {"delay level": "\x02DELAY\x013", "timed": f"\x02TIMER_DELIVER_MS\x01{LATER_MS}"}.items():
         yield name, [frame(at, body, asks) for at in range(MESSAGES // 4)], 1
+
+
+def _lite(number: int) -> str:
+    return f"__LITE_TOPIC\x01session-{number % 64}\x02"
 
 
 async def measure(folder: Path, rounds: int) -> dict[str, float]:
@@ -85,6 +100,7 @@ async def measure(folder: Path, rounds: int) -> dict[str, float]:
     async with Standalone(folder, broker=settings, store=store) as cluster:
         context = cluster.broker.context
         context.topics.ensure("T", 4)
+        context.topics.ensure("Parent", 4).attributes = {"message.type": "LITE"}
         router, peer = Router(), Peer()
         SendHandlers(context).register(router)
         router.batch = context.store.batch

@@ -116,7 +116,7 @@ pub fn set_slots(py: Python<'_>, table: PyBuffer<u8>, slot_count: usize, changes
 
 /// A cheap hasher for the numbers of slots, which are already derived from hashes.
 #[derive(Default)]
-struct SlotHasher(u64);
+pub struct SlotHasher(u64);
 
 impl Hasher for SlotHasher {
     fn finish(&self) -> u64 {

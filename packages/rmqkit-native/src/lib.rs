@@ -15,6 +15,7 @@ mod header;
 mod hpack;
 mod hpack_tables;
 mod index;
+mod lite;
 mod md5;
 mod properties;
 mod read;
@@ -25,18 +26,20 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::panic::PanicException;
-use pyo3::types::{PyBytes, PyString};
+use pyo3::types::{PyBytes, PyDict, PyString};
 
 use header::Header;
-use properties::{Keys, Rules, STORED_BYTES_MAX, Span, java_hash, java_hash_behind, key_hash};
+use lite::{LitePlace, Moved};
+use properties::{Keys, Rules, STORED_BYTES_MAX, Span, is_lite_topic, java_hash, java_hash_behind, key_hash};
 use record::{Message, Shared};
 
 /// The version of the calls and their results. Python uses a core only if both have the same version.
-const FORMAT: u32 = 12;
+const FORMAT: u32 = 13;
 const JSON: u8 = 0;
 const BINARY: u8 = 1;
 const START_BYTES: usize = 8;
@@ -44,6 +47,8 @@ pub const ENTRY_BYTES: usize = 20;
 const MEMBER_HEAD_BYTES: usize = 20;
 const MEMBERS_MAX: usize = 2048;
 const MEMBERS_PROPERTIES_BYTES_MAX: usize = 32 << 10;
+/// The same for a batch in a lite topic, which Python cannot store in slices.
+const LITE_MEMBERS_PROPERTIES_BYTES_MAX: usize = 128 << 10;
 const NO_WAIT: &[u8] = b"WAIT\x01false\x02";
 /// The maximum growth of the properties of a timed message, without the length of its topic.
 const TIMED_BYTES_MAX: usize = 66;
@@ -64,12 +69,11 @@ struct Sent {
     keys: Keys,
     /// The queue id in the response.
     queue_id: i32,
-    /// The properties as received: empty if the message is neither timed nor in a lite topic.
+    /// The properties as received: empty if the message is not timed.
     sent_properties: String,
     /// Empty if the message is not timed.
     recall_handle: String,
-    /// The number in the lite topic, and its life. The life is 0 if the message is in no lite topic.
-    lite: (i64, i64),
+    lite: LitePlace,
 }
 
 struct Place {
@@ -220,20 +224,8 @@ impl Core {
     fn read_one(&self, request: Request, run: &mut Run, known: &mut HashMap<(String, i32), usize>) -> Option<()> {
         let Request { header, body } = request;
         let text_start = run.text.len();
-        let keys = properties::store(&header.properties, &[], &[], &self.rules, &mut run.text)?;
+        let keys = self.store(&header.properties, header.topic, &mut run.text)?;
         let properties = text_start..run.text.len();
-        let lite_topic_bytes = keys.lite.end - keys.lite.start;
-        let is_lite = lite_topic_bytes > 0;
-        let more_bytes = match (keys.asked.is_some(), is_lite) {
-            (true, true) => STORED_BYTES_MAX,
-            (true, false) => TIMED_BYTES_MAX + header.topic.len(),
-            (false, true) => LITE_BYTES_MAX + header.topic.len() + lite_topic_bytes,
-            (false, false) => 0,
-        };
-        if is_odd(keys.unique_key.of(&run.text)) || properties.len() + more_bytes > STORED_BYTES_MAX {
-            run.text.truncate(text_start);
-            return None;
-        }
         run.waits_not |= contains(&run.text[properties.clone()], NO_WAIT);
         let key = (header.topic.to_owned(), header.queue_id);
         let queue = *known.entry(key).or_insert_with_key(|(topic, queue_id)| {
@@ -241,7 +233,7 @@ impl Core {
             run.queues.len() - 1
         });
         run.queues[queue].count += 1;
-        run.has_lite |= is_lite;
+        run.has_lite |= keys.lite.end > 0;
         run.body_bytes_max = run.body_bytes_max.max(body.len());
         run.sent.push(Sent {
             queue,
@@ -255,20 +247,40 @@ impl Core {
             properties,
             keys,
             queue_id: header.queue_id,
-            sent_properties: if keys.asked.is_some() || is_lite { header.properties.into_owned() } else { String::new() },
+            sent_properties: if keys.asked.is_some() { header.properties.into_owned() } else { String::new() },
             recall_handle: String::new(),
-            lite: (0, 0),
+            lite: LitePlace::default(),
         });
         Some(())
     }
 
-    /// Add the messages of a batch, with their properties unchanged. Return None if Python must decide, for example
-    /// because the body is malformed. The caller must discard the run then.
+    /// Append the stored properties of a message. If it is not a plain send, leave the text unchanged and return None.
+    fn store(&self, sent: &str, topic: &str, text: &mut Vec<u8>) -> Option<Keys> {
+        let text_start = text.len();
+        let keys = properties::store(sent, &[], &self.rules, text)?;
+        let lite_topic = keys.lite.of(text);
+        let more_bytes = match (keys.asked.is_some(), !lite_topic.is_empty()) {
+            (true, true) => STORED_BYTES_MAX,
+            (true, false) => TIMED_BYTES_MAX + topic.len(),
+            (false, true) if !is_lite_topic(lite_topic) => STORED_BYTES_MAX,
+            (false, true) => LITE_BYTES_MAX + topic.len() + lite_topic.len(),
+            (false, false) => 0,
+        };
+        if is_odd(keys.unique_key.of(text)) || text.len() - text_start + more_bytes > STORED_BYTES_MAX {
+            text.truncate(text_start);
+            return None;
+        }
+        Some(keys)
+    }
+
+    /// Add the messages of a batch. They have their properties unchanged, or are all in one lite topic and have the
+    /// stored properties of single sends. Return None if Python must decide, for example because the body is malformed.
+    /// The caller must discard the run then.
     fn read_batch(&self, data: &[u8], request: Request, run: &mut Run) -> Option<()> {
         let Request { header, body } = request;
         // The properties of the request are not stored. They only decide if the request is plain.
         let mut own = Vec::new();
-        let keys = properties::store(&header.properties, &[], &[], &self.rules, &mut own)?;
+        let keys = properties::store(&header.properties, &[], &self.rules, &mut own)?;
         if keys.asked.is_some() || keys.lite.end > 0 || own.len() > STORED_BYTES_MAX || is_odd(keys.unique_key.of(&own)) {
             return None;
         }
@@ -276,6 +288,7 @@ impl Core {
         run.waits_not = contains(&own, NO_WAIT);
         run.body_bytes_max = body.len();
         let (mut at, end) = (body.start, body.end);
+        let (mut lite_topic, mut stored_bytes): (&[u8], usize) = (&[], 0);
         while at < end {
             let number = |from: usize| data.get(at + from..end)?.first_chunk().map(|four| i32::from_be_bytes(*four));
             let body_start = at + MEMBER_HEAD_BYTES;
@@ -287,13 +300,28 @@ impl Core {
             if properties.end != member_end || stored.len() > STORED_BYTES_MAX || stored.last() == Some(&0) {
                 return None;
             }
-            // Python stores longer batches in slices, so that other requests can be handled in between.
-            if run.sent.len() >= MEMBERS_MAX || run.text.len() + stored.len() > MEMBERS_PROPERTIES_BYTES_MAX {
+            let text_start = run.text.len();
+            let text = std::str::from_utf8(stored).ok()?;
+            let mut keys = properties::find(text)?;
+            let own_lite_topic = keys.lite.of(stored);
+            if run.sent.is_empty() {
+                lite_topic = own_lite_topic;
+            } else if own_lite_topic != lite_topic {
                 return None;
             }
-            let text_start = run.text.len();
-            let keys = properties::find(std::str::from_utf8(stored).ok()?)?;
-            run.text.extend_from_slice(stored);
+            stored_bytes += stored.len();
+            let is_lite = !lite_topic.is_empty();
+            let bytes_max = if is_lite { LITE_MEMBERS_PROPERTIES_BYTES_MAX } else { MEMBERS_PROPERTIES_BYTES_MAX };
+            // Python stores longer batches in slices, so that other requests can be handled in between.
+            if run.sent.len() >= MEMBERS_MAX || stored_bytes > bytes_max {
+                return None;
+            }
+            if is_lite {
+                keys = self.store(text, header.topic, &mut run.text)?;
+            } else {
+                run.text.extend_from_slice(stored);
+                keys = keys.moved(text_start);
+            }
             run.sent.push(Sent {
                 queue: 0,
                 code: header.code,
@@ -304,14 +332,15 @@ impl Core {
                 reconsume_times: header.reconsume_times,
                 body: body_start..body_end,
                 properties: text_start..run.text.len(),
-                keys: keys.moved(text_start),
+                keys,
                 queue_id: header.queue_id,
                 sent_properties: String::new(),
                 recall_handle: String::new(),
-                lite: (0, 0),
+                lite: LitePlace::default(),
             });
             at = member_end;
         }
+        run.has_lite = !lite_topic.is_empty();
         let (topic, queue_id) = (header.topic.to_owned(), header.queue_id);
         run.queues.push(Queue { topic, queue_id, count: run.sent.len(), bytes: 0 });
         run.batch = Some(Batch { opaque: header.opaque, unique_key, is_fifo: keys.is_fifo });
@@ -518,7 +547,7 @@ impl Run {
                 let (at, queue) = (out.to_string(), queue_id.to_string());
                 let more = [("TIMER_OUT_MS", at.as_str()), ("REAL_TOPIC", topic.as_str()), ("REAL_QID", queue.as_str())];
                 let start = self.text.len();
-                let stored = properties::store(&sent.sent_properties, &more, &[], &self.rules, &mut self.text);
+                let stored = properties::store(&sent.sent_properties, &more, &self.rules, &mut self.text);
                 sent.keys = stored.ok_or_else(|| PyValueError::new_err("its properties were stored before"))?;
                 sent.properties = start..self.text.len();
                 let key = String::from_utf8_lossy(sent.keys.unique_key.of(&self.text));
@@ -546,61 +575,81 @@ impl Run {
         self.sent.iter().map(place).collect()
     }
 
-    /// Add the properties of the light queues to the messages that are in lite topics. `numbers`, `epochs`: for every
-    /// message, its number in its lite topic, and the life of the lite topic; 0 for messages in no lite topic.
-    /// Raises ValueError: the number of numbers or lives is wrong.
-    fn enter_lite(&mut self, numbers: Vec<i64>, epochs: Vec<i64>) -> PyResult<()> {
-        if (numbers.len(), epochs.len()) != (self.sent.len(), self.sent.len()) {
-            return Err(PyValueError::new_err(format!("{} numbers and {} lives for {} messages", numbers.len(), epochs.len(), self.sent.len())));
-        }
-        for ((sent, number), epoch) in self.sent.iter_mut().zip(numbers).zip(epochs) {
-            if sent.keys.lite.end == 0 {
-                continue;
-            }
-            let lite_topic = String::from_utf8_lossy(sent.keys.lite.of(&self.text)).into_owned();
-            let queue = format!("%LMQ%${}${lite_topic}", self.queues[sent.queue].topic);
-            let (at, life) = (number.to_string(), epoch.to_string());
-            let last = [("__LITE_EPOCH", life.as_str()), ("INNER_MULTI_QUEUE_OFFSET", at.as_str())];
-            let (more, start) = ([("INNER_MULTI_DISPATCH", queue.as_str())], self.text.len());
-            let last = if epoch > 1 { &last[..] } else { &last[1..] };
-            let stored = properties::store(&sent.sent_properties, &more, last, &self.rules, &mut self.text);
-            sent.keys = stored.ok_or_else(|| PyValueError::new_err("its properties were stored before"))?;
-            sent.properties = start..self.text.len();
-            sent.lite = (number, epoch);
-        }
-        Ok(())
+    /// Return the topics that have messages in lite topics, in the order of their first messages.
+    #[getter]
+    fn lite_parents(&self) -> Vec<&str> {
+        if self.has_lite { self.parents() } else { Vec::new() }
     }
 
-    /// Return the entries of the light queues, for the messages in lite topics. `slots`, `previous`, `jumps`: for every
-    /// message, the slot of its lite topic, and the indexes of two earlier entries.
-    /// Raises ValueError: there are no records yet, or the number of slots or indexes is wrong.
+    /// Return the number of each message in its lite topic, 0 for messages in no lite topic.
+    #[getter]
+    fn lite_numbers(&self) -> Vec<i64> {
+        self.sent.iter().map(|sent| sent.lite.number).collect()
+    }
+
+    /// Assign numbers to the messages in lite topics, and add the properties of the light queues. Return false, with
+    /// nothing changed, if a lite topic has no slot or does not live. `tables`: for each of `lite_parents`, the slots of
+    /// its lite topics. `states`, `nexts`, `epochs`: the state, next number and life of each slot.
+    /// Raises ValueError: the number of tables is wrong, or a slot has no row.
+    fn enter_lite(
+        &mut self,
+        py: Python<'_>,
+        tables: Vec<Bound<'_, PyDict>>,
+        states: PyBuffer<u8>,
+        nexts: PyBuffer<i64>,
+        epochs: PyBuffer<u32>,
+    ) -> PyResult<bool> {
+        self.number_lite(py, &tables, &states, &nexts, &epochs)
+    }
+
+    /// Set the next number of each lite topic, after the records were stored. Raises ValueError: a slot has no row.
+    fn stored_lite(&self, py: Python<'_>, nexts: PyBuffer<i64>) -> PyResult<()> {
+        self.keep_lite(py, &nexts)
+    }
+
+    /// Return the entries of the light queues, for the messages in lite topics. `first_index`: the index of the first
+    /// of these entries. `tails`: the index of the newest entry of each slot. `recent`: cells of three numbers for recent
+    /// entries, to which these entries are added. `read`: returns number and jump of another entry, or None.
+    /// Raises ValueError: there are no records yet, or a slot has no row.
     fn lite_entries<'py>(
         &self,
         py: Python<'py>,
-        slots: Vec<i64>,
-        previous: Vec<i64>,
-        jumps: Vec<i64>,
+        first_index: i64,
+        tails: PyBuffer<i64>,
+        recent: PyBuffer<i64>,
+        read: Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         self.must_be_encoded()?;
-        if [slots.len(), previous.len(), jumps.len()] != [self.sent.len(); 3] {
-            return Err(PyValueError::new_err(format!("{} slots for {} messages", slots.len(), self.sent.len())));
-        }
-        let mut out = Vec::with_capacity(LITE_ENTRY_BYTES * self.sent.len());
-        let links = slots.into_iter().zip(previous).zip(jumps);
-        for ((sent, place), ((slot, previous), jump)) in self.sent.iter().zip(&self.places).zip(links) {
-            if sent.lite.1 > 0 {
-                out.extend_from_slice(&place.physical_offset.to_be_bytes());
-                out.extend_from_slice(&place.size.to_be_bytes());
-                out.extend_from_slice(&(slot as u32).to_be_bytes());
-                out.extend_from_slice(&sent.lite.0.to_be_bytes());
-                out.extend_from_slice(&(sent.lite.1 as u32).to_be_bytes());
-                out.extend_from_slice(&self.store_timestamp.to_be_bytes());
-                out.extend_from_slice(&previous.to_be_bytes());
-                out.extend_from_slice(&jump.to_be_bytes());
-                out.extend_from_slice(&(self.tags_code(sent) as i32).to_be_bytes());
-            }
+        let links = self.lite_links(py, first_index, &tails, &recent, &read)?;
+        let mut out = Vec::with_capacity(LITE_ENTRY_BYTES * links.len());
+        let sent = self.sent.iter().zip(&self.places).filter(|(sent, _)| sent.lite.epoch > 0);
+        for ((sent, place), (previous, jump)) in sent.zip(links) {
+            out.extend_from_slice(&place.physical_offset.to_be_bytes());
+            out.extend_from_slice(&place.size.to_be_bytes());
+            out.extend_from_slice(&sent.lite.slot.to_be_bytes());
+            out.extend_from_slice(&sent.lite.number.to_be_bytes());
+            out.extend_from_slice(&sent.lite.epoch.to_be_bytes());
+            out.extend_from_slice(&self.store_timestamp.to_be_bytes());
+            out.extend_from_slice(&previous.to_be_bytes());
+            out.extend_from_slice(&jump.to_be_bytes());
+            out.extend_from_slice(&(self.tags_code(sent) as i32).to_be_bytes());
         }
         Ok(PyBytes::new(py, &out))
+    }
+
+    /// Move the ends of the light queues after their entries were written. Return the slots that had no entry before.
+    /// `tails`, `firsts`, `ends`, `seconds`: the newest entry, the first number, the end, and the store time in s of
+    /// each slot. Raises ValueError: a slot has no row, or a column cannot be written.
+    fn entered_lite(
+        &self,
+        py: Python<'_>,
+        first_index: i64,
+        tails: PyBuffer<i64>,
+        firsts: PyBuffer<i64>,
+        ends: PyBuffer<i64>,
+        seconds: PyBuffer<u32>,
+    ) -> PyResult<Vec<u32>> {
+        self.end_lite(py, first_index, &Moved { tails, firsts, ends, seconds })
     }
 
     /// Return true for the messages of a batch, which has one response.
@@ -642,8 +691,14 @@ impl Run {
             let first = self.places.first().map_or(0, |place| place.queue_offset).to_string();
             let queue_id = self.queues[0].queue_id.to_string();
             let opaque = batch.opaque.to_string();
-            let texts = [&ids, queue_id.as_bytes(), first.as_bytes(), batch.unique_key.as_bytes(), opaque.as_bytes()];
-            push_answer(&pieces, texts.into_iter(), &mut out);
+            let texts = [ids.as_slice(), queue_id.as_bytes(), first.as_bytes(), batch.unique_key.as_bytes()].into_iter();
+            let place = self.sent.first().map_or(LitePlace::default(), |sent| sent.lite);
+            if place.epoch > 0 {
+                let (number, epoch) = (place.number.to_string(), place.epoch.to_string());
+                push_answer(&lite, texts.chain([number.as_bytes(), epoch.as_bytes(), opaque.as_bytes()]), &mut out);
+            } else {
+                push_answer(&pieces, texts.chain([opaque.as_bytes()]), &mut out);
+            }
             return Ok(PyBytes::new(py, &out));
         }
         let mut out: Vec<u8> = Vec::with_capacity((fixed + 96) * self.sent.len());
@@ -654,8 +709,8 @@ impl Run {
             let (queue_id, number, opaque) = (sent.queue_id.to_string(), place.queue_offset.to_string(), sent.opaque.to_string());
             let unique_key = sent.keys.unique_key.of(&self.text);
             let texts = [&id, queue_id.as_bytes(), number.as_bytes(), unique_key].into_iter();
-            if sent.lite.1 > 0 {
-                let (number, epoch) = (sent.lite.0.to_string(), sent.lite.1.to_string());
+            if sent.lite.epoch > 0 {
+                let (number, epoch) = (sent.lite.number.to_string(), sent.lite.epoch.to_string());
                 push_answer(&lite, texts.chain([number.as_bytes(), epoch.as_bytes(), opaque.as_bytes()]), &mut out);
             } else if sent.recall_handle.is_empty() {
                 push_answer(&pieces, texts.chain([opaque.as_bytes()]), &mut out);

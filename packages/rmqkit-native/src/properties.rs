@@ -1,6 +1,9 @@
 //! Property strings (`name 0x01 value 0x02` repeated) in the order in which a broker stores them.
 //! Source: remoting.md §7.3, store.md §3.4.
 
+use std::ops::Range;
+use std::sync::LazyLock;
+
 const BUCKETS: u32 = 128;
 /// The maximum number of entries in a Java map with 128 buckets.
 const ENTRIES_MAX: usize = 96;
@@ -58,6 +61,8 @@ pub struct Keys {
     pub tags: Span,
     /// The lite topic.
     pub lite: Span,
+    /// The positions of `LIGHT_NAMES` if they are added to the stored string. They are set if there is a lite topic.
+    pub light_at: [usize; 3],
     /// True if there is a sharding key, which ordered messages have.
     pub is_fifo: bool,
     /// The requested delivery time, and its unit in ms.
@@ -82,10 +87,27 @@ pub struct Rules {
 }
 
 const LITE_TOPIC: &str = "__LITE_TOPIC";
+const LITE_TOPIC_BYTES_MAX: usize = 64;
+/// The properties of the light queue of a lite topic: its name, the life of the lite topic, the number of the message.
+/// The name is added before the broker's own properties, the others after them.
+const LIGHT_NAMES: [&str; 3] = ["INNER_MULTI_DISPATCH", "__LITE_EPOCH", "INNER_MULTI_QUEUE_OFFSET"];
+/// The buckets of `LIGHT_NAMES` and their indexes, in the stored order.
+static LIGHT_ORDER: LazyLock<[(u32, usize); 3]> = LazyLock::new(|| {
+    let mut order = [0, 1, 2].map(|at| (bucket(LIGHT_NAMES[at]), at));
+    order.sort();
+    order
+});
 const DIGITS_MAX: usize = 17;
 
-/// Return the positions of UNIQ_KEY, KEYS and TAGS in a property string that is stored unchanged, as for messages of a
-/// batch. Return None if Python must decide: an entry has no name or no value, or one of the three names occurs twice.
+/// Return true if the name of a lite topic is allowed. Source: lite.md §3.
+pub fn is_lite_topic(name: &[u8]) -> bool {
+    let is_legal = |one: &u8| one.is_ascii_alphanumeric() || *one == b'-' || *one == b'_';
+    !name.is_empty() && name.len() <= LITE_TOPIC_BYTES_MAX && name.iter().all(is_legal)
+}
+
+/// Return the positions of UNIQ_KEY, KEYS, TAGS and the lite topic in a property string that is stored unchanged, as for
+/// messages of a batch. Return None if Python must decide: an entry has no name or no value, or one of the four names
+/// occurs twice.
 pub fn find(stored: &str) -> Option<Keys> {
     let mut keys = Keys::default();
     let mut start = 0;
@@ -104,6 +126,7 @@ pub fn find(stored: &str) -> Option<Keys> {
             "UNIQ_KEY" => Some(&mut keys.unique_key),
             "KEYS" => Some(&mut keys.keys),
             "TAGS" => Some(&mut keys.tags),
+            LITE_TOPIC => Some(&mut keys.lite),
             _ => None,
         };
         if let Some(place) = place {
@@ -120,14 +143,8 @@ pub fn find(stored: &str) -> Option<Keys> {
 
 /// Append the stored form of a property string to `out`. If Python must decide, leave `out` unchanged and return None:
 /// a name occurs twice, an entry has no name or no value, a name needs more than storage, or a delivery time is
-/// malformed. `more`, `last`: properties to add before and after the broker's own properties.
-pub fn store(
-    sent: &str,
-    more: &[(&str, &str)],
-    last: &[(&str, &str)],
-    rules: &Rules,
-    out: &mut Vec<u8>,
-) -> Option<Keys> {
+/// malformed. `more`: properties to add before the broker's own properties.
+pub fn store(sent: &str, more: &[(&str, &str)], rules: &Rules, out: &mut Vec<u8>) -> Option<Keys> {
     if sent.len() > STORED_BYTES_MAX {
         return None;
     }
@@ -157,7 +174,7 @@ pub fn store(
         }
     }
     let own = rules.stamps.iter().map(|(name, value)| (name.as_str(), value.as_str()));
-    for (name, value) in more.iter().copied().chain(own).chain(last.iter().copied()) {
+    for (name, value) in more.iter().copied().chain(own) {
         entries.push((bucket(name), name, value));
     }
     if entries.len() > ENTRIES_MAX {
@@ -166,6 +183,10 @@ pub fn store(
     entries.sort_by_key(|entry| entry.0);
     let asked = asked.map(|(at, time)| (time, rules.timed[at].1));
     let mut keys = Keys { asked, ..Keys::default() };
+    let is_lite = entries.iter().any(|(_, name, _)| *name == LITE_TOPIC);
+    if is_lite {
+        keys.light_at = light_places(&entries, rules, out.len());
+    }
     for (_, name, value) in entries {
         out.extend_from_slice(name.as_bytes());
         out.push(1);
@@ -184,6 +205,52 @@ pub fn store(
     Some(keys)
 }
 
+/// Return the positions of `LIGHT_NAMES` in a string that is stored at a position. `entries`: its sorted entries.
+fn light_places(entries: &[(u32, &str, &str)], rules: &Rules, start: usize) -> [usize; 3] {
+    let mut places = [start; 3];
+    let mut end = start;
+    for (bucket, name, value) in entries {
+        end += name.len() + value.len() + 2;
+        for (own, at) in *LIGHT_ORDER {
+            // Entries of one bucket are in the order in which they are added.
+            let is_own_stamp = at == 0 && *bucket == own && rules.stamps.iter().any(|(one, _)| one == name);
+            if *bucket <= own && !is_own_stamp {
+                places[at] = end;
+            }
+        }
+    }
+    places
+}
+
+/// Append a stored string with the properties of a light queue. Return the positions of its values. `stored`, `keys`: the
+/// string, and the positions of its values. `values`: the values of `LIGHT_NAMES`, of which an empty one is left out.
+pub fn store_light(stored: Range<usize>, keys: &Keys, values: [&[u8]; 3], text: &mut Vec<u8>) -> Keys {
+    let (start, mut from) = (text.len(), stored.start);
+    let mut added = [(0, 0); 3];
+    for (place, (_, at)) in LIGHT_ORDER.iter().enumerate() {
+        let (name, value, to) = (LIGHT_NAMES[*at], values[*at], keys.light_at[*at]);
+        if value.is_empty() {
+            continue;
+        }
+        text.extend_from_within(from..to);
+        text.extend_from_slice(name.as_bytes());
+        text.push(1);
+        text.extend_from_slice(value);
+        text.push(2);
+        (from, added[place]) = (to, (to, name.len() + value.len() + 2));
+    }
+    text.extend_from_within(from..stored.end);
+    let moved = |span: Span| {
+        let more: usize = added.iter().filter(|(to, _)| *to <= span.start).map(|(_, bytes)| bytes).sum();
+        if span.end == 0 {
+            return span;
+        }
+        Span { start: span.start - stored.start + start + more, end: span.end - stored.start + start + more }
+    };
+    let (unique_key, tags) = (moved(keys.unique_key), moved(keys.tags));
+    Keys { unique_key, keys: moved(keys.keys), tags, lite: moved(keys.lite), ..*keys }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,7 +267,7 @@ mod tests {
         let rules = Rules { stamps: vec![], not_plain: vec!["DELAY".into()], timed: vec![] };
         for odd in ["", "a", "\u{1}b\u{2}", "a\u{1}\u{2}", "a\u{1}b\u{2}a\u{1}c\u{2}", "DELAY\u{1}3\u{2}", "a\u{1}b\u{2}\u{2}"] {
             let mut out = vec![];
-            assert!(store(odd, &[], &[], &rules, &mut out).is_none(), "{odd:?}");
+            assert!(store(odd, &[], &rules, &mut out).is_none(), "{odd:?}");
             assert!(out.is_empty());
         }
     }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from array import array
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -75,7 +77,10 @@ def twin_takes(data: bytes) -> int:
     frames = FrameSplitter(header_bytes_max=REQUEST_HEADER_BYTES_MAX).feed(data[: sends.end])
     if sends.is_batch:
         (frame,) = frames
-        assert len(sends) == len(batch_members(frame))
+        members = batch_members(frame)
+        assert len(sends) == len(members)
+        if sends.lite:
+            assert [sent.properties for sent in sends.sent] == [member[8] for member in members]
         return len(sends)
     found = [
         (
@@ -156,14 +161,17 @@ def batch_members(frame: Any) -> list[tuple[Any, ...]]:
     assert not header.sys_flag & (TRANSACTION_MASK | INNER_BATCH)
     asked = decode_properties((header.properties or "").encode())
     assert asked.keys().isdisjoint([*NOT_PLAIN, *STAMPS, *TIMED])
-    return [
-        (
-            (header.topic, header.queue_id),
-            *(command.code, command.opaque, flag, header.sys_flag, header.born_timestamp, header.reconsume_times or 0),
-            *(frame.body[body_at : at - 2], frame.body[at:end], *find_keys(frame.body[at:end])),
-        )
-        for flag, body_at, at, end in batch_bounds(frame.body)
-    ]
+    members = []
+    for flag, body_at, at, end in batch_bounds(frame.body):
+        stored = frame.body[at:end]
+        if b"__LITE_TOPIC\x01" in frame.body and (values := decode_properties(stored)).get("__LITE_TOPIC"):
+            assert values.keys().isdisjoint([*NOT_PLAIN, *STAMPS, *TIMED])
+            stored = encode_in_stored_order({**values, **STAMPS})
+        fields = header.sys_flag, header.born_timestamp, header.reconsume_times or 0
+        body = frame.body[body_at : at - 2]
+        place = (header.topic, header.queue_id), command.code, command.opaque, flag
+        members.append((*place, *fields, body, stored, *find_keys(stored)))
+    return members
 
 
 def compare(run: Any, twin: Any, born: bytes = BORN, host: bytes = HOST, physical_offset: int = 1 << 40) -> bytes:
@@ -174,14 +182,11 @@ def compare(run: Any, twin: Any, born: bytes = BORN, host: bytes = HOST, physica
         for sends in (run, twin):
             sends.keep([1_700_000_000_000 + at for at in range(len(run.asked))], "rmq_sys_wheel_timer", "broker-a")
         assert facts(run) == facts(twin)
-    assert run.lite == twin.lite
-    if run.lite:
-        names = [bool(name) for _, name in run.lite]
-        for sends in (run, twin):
-            sends.enter_lite(
-                [at * 5 * is_lite for at, is_lite in enumerate(names)],
-                [(1 + at % 3) * is_lite for at, is_lite in enumerate(names)],
-            )
+    assert (run.lite, run.lite_parents) == (twin.lite, twin.lite_parents)
+    tables = [LiteColumns(run), LiteColumns(run)]
+    for sends, table in zip((run, twin), tables, strict=True):
+        table.enter(sends)
+    assert run.lite_numbers == twin.lite_numbers
     numbers = [100 * at for at in range(len(run.queues))]
     where = numbers, physical_offset, born, 1_234, host
     sealed = [sealed_records(sends, *where) for sends in (run, twin)]
@@ -208,10 +213,62 @@ def compare(run: Any, twin: Any, born: bytes = BORN, host: bytes = HOST, physica
     assert (run.kinds, run.last_offset) == (twin.kinds, twin.last_offset)
     assert run.queue_entries() == twin.queue_entries()
     assert run.answers(*PIECES) == twin.answers(*PIECES)
-    links = [[3 * at + more for at in range(len(run))] for more in (0, 1, 2)]
-    assert run.lite_entries(*links) == twin.lite_entries(*links)
-    assert len(run.lite_entries(*links)) == LITE_ENTRY.size * sum(bool(name) for _, name in run.lite)
+    entries = [table.entries(sends) for sends, table in zip((run, twin), tables, strict=True)]
+    assert entries[0] == entries[1]
+    assert len(entries[0]) == LITE_ENTRY.size * sum(bool(name) for _, name in run.lite)
+    assert tables[0].columns() == tables[1].columns()
     return records[0]
+
+
+class LiteColumns:
+    """A table of the lite topics of some sends, which have different lives and numbers, and earlier entries."""
+
+    def __init__(self, sends: Any) -> None:
+        names = sorted({place for place in sends.lite if place[1]})
+        count, self.first_index = len(names), 7 * len(names)
+        self.slots: dict[str, dict[str, int]] = {}
+        for slot, (parent, name) in enumerate(names):
+            self.slots.setdefault(parent, {})[name] = count - 1 - slot
+        self.states = array("B", [1] * count)
+        self.nexts = array("q", [slot * 1_000_003 for slot in range(count)])
+        self.epochs = array("I", [1 + slot % 3 for slot in range(count)])
+        # Each third lite topic has no entry yet, and each fifth has one that has expired.
+        self.tails = array("q", [-1 if slot % 3 == 2 else 6 * slot + 3 for slot in range(count)])
+        self.firsts, self.ends, self.seconds = (
+            array("q", bytes(8 * count)),
+            array("q", self.nexts),
+            array("I", self.epochs),
+        )
+        self.recent = array("q", [-1] * 3 * 5)
+        self.links = {at: (self.nexts[at // 6] + at - 10, at - 1 if at % 6 else -1) for at in range(6 * count)}
+        for slot in range(0, count, 5):
+            self.links.pop(6 * slot + 3, None)
+        self.opened: list[int] = []
+
+    def enter(self, sends: Any) -> None:
+        """Enter the messages, of which each must live."""
+        tables = [self.slots[parent] for parent in sends.lite_parents]
+        if not tables:
+            return
+        assert not sends.enter_lite([{} for _ in tables], self.states, self.nexts, self.epochs)
+        dead = array("B", [*self.states[:-1], 2])
+        assert not sends.enter_lite(tables, dead, self.nexts, self.epochs)
+        assert not any(sends.lite_numbers)
+        assert sends.enter_lite(tables, self.states, self.nexts, self.epochs)
+        sends.stored_lite(self.nexts)
+
+    def entries(self, sends: Any) -> bytes:
+        """Return the entries of the messages, and move the ends."""
+        if not self.slots:
+            return b""
+        entries: bytes = sends.lite_entries(self.first_index, self.tails, self.recent, self.links.get)
+        columns = self.tails, self.firsts, self.ends, self.seconds
+        self.opened = sends.entered_lite(self.first_index, *columns)
+        return entries
+
+    def columns(self) -> tuple[Any, ...]:
+        """Return all numbers, and the slots that had no entry."""
+        return self.nexts, self.tails, self.firsts, self.ends, self.seconds, self.recent, self.opened
 
 
 def sealed_records(sends: Any, *where: Any) -> bytes | None:
@@ -220,6 +277,16 @@ def sealed_records(sends: Any, *where: Any) -> bytes | None:
         return bytes(sends.encode(*where, True))
     except ValueError:
         return None
+
+
+def has_room(text: str) -> bool:
+    """Return True if the properties of a plain send are not too long, and its lite topic has an allowed name."""
+    pairs = decode_properties(text.encode())
+    stored, lite_topic = encode_in_stored_order({**pairs, **STAMPS}), pairs.get("__LITE_TOPIC", "")
+    if lite_topic and not re.fullmatch("[A-Za-z0-9_-]{1,64}", lite_topic, re.ASCII):
+        return False
+    more_bytes = 98 + len("Orders") + len(lite_topic) if lite_topic else 0
+    return len(stored) + more_bytes < 512
 
 
 def facts(sends: Any) -> tuple[Any, ...]:

@@ -52,9 +52,10 @@ PLAIN_NAMES = [
 names = st.sampled_from([*PLAIN_NAMES, "__CRC32#", *NOT_PLAIN, *STAMPS, *TIMED, ""])
 values = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), max_size=12)
 plain_values = values.filter(bool)
-plain_strings = st.dictionaries(st.sampled_from(PLAIN_NAMES), plain_values, max_size=8).map(
-    lambda pairs: string(list(pairs.items()))
-)
+lite_topics = st.sampled_from(["s1", "s2", "s-3", "S_4", "n" * 64])
+plain_strings = st.tuples(
+    st.dictionaries(st.sampled_from(PLAIN_NAMES), plain_values, max_size=8), st.none() | lite_topics
+).map(lambda both: string(list((both[0] | ({"__LITE_TOPIC": both[1]} if both[1] else {})).items())))
 times = st.tuples(st.sampled_from([*TIMED]), st.integers(0, 10**17 - 1).map(str))
 timed_strings = st.tuples(st.lists(times, min_size=1, max_size=3, unique_by=lambda one: one[0]), plain_strings).map(
     lambda both: string(both[0])[: -len("UNIQ_KEY\x017F00AB\x02")] + both[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import struct
+from array import array
 from itertools import pairwise
 
 import msgspec
@@ -50,10 +51,22 @@ from tests.native.equal import (
     check,
     check_stream,
     compare,
+    has_room,
     hashes,
     plain,
 )
-from tests.native.sends import batch, changes, odd_strings, plain_strings, send, string, strings, timed_strings
+from tests.native.sends import (
+    PLAIN_NAMES,
+    batch,
+    changes,
+    odd_strings,
+    plain_strings,
+    plain_values,
+    send,
+    string,
+    strings,
+    timed_strings,
+)
 
 HOST_V6 = bytes(15) + b"\x01" + bytes.fromhex("00002a9f")
 
@@ -65,10 +78,16 @@ def test_what_the_core_takes_it_reads_as_python_does(text, fields, body, kind, c
 
 @given(plain_strings, st.binary(min_size=1, max_size=2000), st.sampled_from([JSON, ROCKETMQ]))
 def test_it_takes_what_is_plain(text, body, kind):
-    pairs = decode_properties(text.encode())
-    stored, lite_topic = encode_in_stored_order({**pairs, **STAMPS}), pairs.get("__LITE_TOPIC", "").encode()
-    more_bytes = 98 + len("Orders") + len(lite_topic) if lite_topic else 0
-    assert check(send({"i": text}, body=body, kind=kind)) == (len(stored) + more_bytes < 512)
+    assert check(send({"i": text}, body=body, kind=kind)) == has_room(text)
+
+
+@pytest.mark.parametrize(("name", "is_taken"), [("n" * 64, True), ("n" * 65, False), ("a b", False), ("é", False)])
+def test_only_allowed_names_of_lite_topics_are_plain(name, is_taken):
+    text = string([("__LITE_TOPIC", name)])
+    assert check(send({"i": text})) == is_taken
+    members = [BatchEntry(b"x", text.encode(), 0)] * 2
+    assert check(batch(encode_batch(members))) == 2 * is_taken
+    check_stream(send({"i": text}) + batch(encode_batch(members)))
 
 
 @pytest.mark.parametrize("name", ["TIMER_DELAY_MS", "__LITE_TOPIC"])
@@ -86,7 +105,8 @@ def test_longest_properties_with_a_lite_topic_have_room_for_the_greatest_numbers
     assert check(send({"i": text})) == (length == 0)
     if not length:
         run = CORE.read(send({"i": text}))
-        run.enter_lite([(1 << 63) - 1], [(1 << 32) - 1])
+        columns = array("B", [1]), array("q", [(1 << 63) - 2]), array("I", [(1 << 32) - 1])
+        assert run.enter_lite([{"s1": 0}], *columns)
         assert len(run.message(0)[-1][1]) == 511
 
 
@@ -271,15 +291,18 @@ def test_a_batch_is_read_and_stored_as_python_does_it(members, own, kind):
     # What recovery might take for torn, and what names UNIQ_KEY, KEYS or TAGS twice, is left.
     stored = [properties for _, properties, _ in members]
     own_bytes = len(encode_in_stored_order({**decode_properties(own.encode()), **STAMPS}))
+    is_lite = any("__LITE_TOPIC" in one for one in stored)
     if not taken:
-        assert "__LITE_TOPIC" in own or own_bytes > 511 or any(len(one.encode()) > 511 or is_odd(one) for one in stored)
+        is_long = own_bytes > 511 or any(len(one.encode()) > 511 for one in stored)
+        assert "__LITE_TOPIC" in own or is_long or any(map(is_odd, stored)) or is_lite
         return
     run, twin = CORE.read(data), TWIN.read(data, 0)
     assert (taken, run.opaques, run.body_bytes_max) == (len(members), [9], len(body))
     records, at = compare(run, twin, HOST_V6, HOST, 4096), 0
     for fields, (text, properties, flag) in zip(run.requests(True), members, strict=True):
         record = decode_record(records, at)
-        assert (record.body, record.properties, record.flag) == (text, properties.encode(), flag)
+        assert (record.body, record.flag) == (text, flag)
+        assert is_lite or record.properties == properties.encode()
         assert (record.queue_id, record.reconsume_times) == (3, 2)
         request = msgspec.structs.replace(request_of(record, ()), sys_flag=0x40, hashes=hashes_of(record, True))
         # its place is the log's: the record says it, too
@@ -288,6 +311,78 @@ def test_a_batch_is_read_and_stored_as_python_does_it(members, own, kind):
     (first, _), ids = run.requests(False)[0][5:7], run.answers(*PIECES)
     assert f"{HOST.hex().upper()}{first:016X}".encode() in ids
     assert ids.count(HOST.hex().upper().encode()) == len(members)
+
+
+lite_strings = st.dictionaries(st.sampled_from(PLAIN_NAMES[1:]), plain_values, max_size=6).map(
+    lambda pairs: string([*pairs.items()])
+)
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=200), lite_strings, st.integers(0, 99)), min_size=1, max_size=6),
+    st.text("abcXYZ019-_", min_size=1, max_size=64),
+    st.sampled_from([JSON, ROCKETMQ]),
+)
+def test_a_batch_in_one_lite_topic_is_stored_like_its_single_sends(members, lite_topic, kind):
+    texts = [f"__LITE_TOPIC\x01{lite_topic}\x02{text}" for _, text, _ in members]
+    assume(all(map(has_room, texts)))
+    entries = [BatchEntry(body, text.encode(), flag) for text, (body, _, flag) in zip(texts, members, strict=True)]
+    data = batch(encode_batch(entries), kind=kind, opaque=9)
+    assert check(data) == len(members)
+    run, twin = CORE.read(data), TWIN.read(data, 0)
+    assert run.lite == [("Orders", lite_topic)] * len(members)
+    records = compare(run, twin)
+    singles = b"".join(
+        send({"i": text, "h": str(flag)}, body=body or b"-", opaque=at)
+        for at, (text, (body, _, flag)) in enumerate(zip(texts, members, strict=True))
+    )
+    if all(body for body, _, _ in members):  # a single send has a body
+        assert compare(CORE.read(singles), TWIN.read(singles, 0)) == records
+    answer = run.answers(*PIECES)
+    assert answer.count(b'"liteOffset":"0"') == 1
+    assert answer.count(HOST.hex().upper().encode()) == len(members)
+
+
+@pytest.mark.parametrize("others", [["s2"], [None], ["s1", "a b"], ["s1", None]])
+def test_a_batch_that_is_not_all_in_one_lite_topic_is_left(others):
+    def entry(name):
+        pairs = [] if name is None else [("__LITE_TOPIC", name)]
+        return BatchEntry(b"x", string(pairs).encode(), 0)
+
+    several = [entry("s1"), *map(entry, others)]
+    for members in (several, several[::-1]):
+        data = batch(encode_batch(members))
+        assert (CORE.read(data), TWIN.read(data, 0)) == (None, None)
+        check_stream(send() + data + send())
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        *[f"{name}\x015\x02" for name in (*NOT_PLAIN, *STAMPS, *TIMED)],
+        "a\x01" + "b" * 400 + "\x02",
+        "UNIQ_KEY\x01K2\x02",
+    ],
+)
+def test_a_batch_with_a_message_that_is_no_plain_send_to_its_lite_topic_is_left(more):
+    text = string([("__LITE_TOPIC", "s1")])
+    for at in (0, 1):
+        members = [BatchEntry(b"x", (text + more * (at == place)).encode(), 0) for place in (0, 1)]
+        data = batch(encode_batch(members))
+        assert (CORE.read(data), TWIN.read(data, 0)) == (None, None)
+    keyless = batch(encode_batch([BatchEntry(b"x", b"__LITE_TOPIC\x01s1\x02", 0)]))
+    assert (CORE.read(keyless), TWIN.read(keyless, 0)) == (None, None)
+
+
+@pytest.mark.parametrize(("properties_bytes", "count_max"), [(256, 512), (32, 2048)])
+def test_the_longest_batch_in_a_lite_topic(properties_bytes, count_max):
+    pairs = [("__LITE_TOPIC", "s1"), ("a", "x" * (properties_bytes - 35))][: 1 + (properties_bytes > 35)]
+    member = BatchEntry(b"x", string(pairs).encode(), 0)
+    assert len(member.properties) == properties_bytes
+    for count in (count_max, count_max + 1):
+        data = batch(encode_batch([member] * count))
+        assert check(data) == (count if count == count_max else 0)
+        assert (TWIN.read(data, 0) is not None) == (count == count_max)
 
 
 def is_odd(text):

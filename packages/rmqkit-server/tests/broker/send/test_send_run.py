@@ -25,6 +25,7 @@ from rmqkit.protocol.ids import decode_offset_id
 from rmqkit.protocol.message import read_messages
 from rmqkit.protocol.names import TIMER_TOPIC, lite_queue
 from rmqkit.protocol.record import BatchEntry, decode_record, encode_batch, has_sound_crc
+from rmqkit.protocol.schemas.pull import PullFlag
 from rmqkit.protocol.schemas.send import SendMessageV2Request
 from rmqkit.remoting import connection
 from rmqkit.store.message_store import StoredSends
@@ -386,6 +387,170 @@ def batch(number, properties=None, count=3, **fields):
     own = [f"UNIQ_KEY\x01M{number}{at}\x02TAGS\x01t{at}\x02".encode() for at in range(count)]
     body = encode_batch([BatchEntry(b"m" * at, one, at) for at, one in enumerate(own)])
     return frame(number, properties, body, RequestCode.SEND_BATCH_MESSAGE, batch=True, **fields)
+
+
+def lite_batch(number, names=("a", "a", "a"), more="", count=1, **fields):
+    """A batch to lite topics, with ``count`` messages for each name; None is no lite topic."""
+    texts = [f"UNIQ_KEY\x01K{number}{at}\x02TAGS\x01t{at}\x02" for at in range(len(names) * count)]
+    lites = ["" if name is None else f"__LITE_TOPIC\x01{name}\x02" for name in names] * count
+    entries = [
+        BatchEntry(b"m" * (at % 50), (text + one + more * (at == 1)).encode(), at)
+        for at, (text, one) in enumerate(zip(texts, lites, strict=True))
+    ]
+    given = {"topic": PARENT, "queue_id": 0, **fields}
+    return frame(number, body=encode_batch(entries), code=RequestCode.SEND_BATCH_MESSAGE, batch=True, **given)
+
+
+LITE_BATCHES = {
+    "in one lite topic": {},
+    "in a new one": {"names": ("new",) * 4},
+    "of one": {"names": ("a",)},
+    "in several": {"names": ("a", "b")},
+    "half in none": {"names": ("a", None)},
+    "in none": {"names": (None, None)},
+    "illegal name": {"names": ("a b", "a b")},
+    "some illegal": {"names": ("a", "a b")},
+    "in another topic": {"topic": "T"},
+    "in another queue": {"queue_id": 3},
+    "queue after the last": {"queue_id": 4},
+    "delayed": {"more": "DELAY\x013\x02"},
+    "timed": {"more": f"TIMER_DELIVER_MS\x01{LATER_MS}\x02"},
+    "with priority": {"more": "_SYS_MSG_PRIORITY_\x013\x02"},
+    "dispatched": {"more": f"INNER_MULTI_DISPATCH\x01%LMQ%${PARENT}$z\x02"},
+    "numbered": {"more": "INNER_MULTI_QUEUE_OFFSET\x0177\x02"},
+    "with a life": {"more": "__LITE_EPOCH\x017\x02"},
+    "with keys": {"more": "KEYS\x01x y\x02größe\x01é\x02"},
+    "long": {"more": f"a\x01{'x' * 400}\x02"},
+    "retried": {"reconsume_times": 3, "flag": 5},
+    "many": {"count": 150},
+    "too many": {"count": 683},
+    "that wait not": {"properties": "UNIQ_KEY\x01B\x02WAIT\x01false\x02"},
+}
+
+
+@pytest.mark.parametrize("flush", FlushDiskType)
+def test_batches_in_lite_topics_are_answered_stored_and_counted_as_one_by_one(tmp_path, runs, one_by_one, flush):
+    kinds = list(LITE_BATCHES.values())
+    reads = [
+        [
+            lite_batch(20 * at + 101),
+            lite(20 * at + 102, "a"),
+            lite_batch(20 * at + 103, **kind),
+            lite(20 * at + 104, "b"),
+        ]
+        for at, kind in enumerate(kinds)
+    ]
+
+    async def outcome(name, split):
+        settings = {"exporter_type": ExporterType.PROM, "exporter_port": 0}
+        store = {"flush_disk_type": flush, "commit_log_file_bytes": 1 << 21, "message_bytes_max": 1_500_000}
+        async with Cluster(tmp_path / name, broker=settings, store=store) as cluster, warm(cluster) as peer:
+            await make_parent(cluster, PARENT)
+            for queue_id in range(4):
+                await peer.ask(frame(50 + queue_id, topic=PARENT, queue_id=queue_id))
+            lite_queues = context_of(cluster).store.lite
+            runs.clear()
+            answers = {}
+            for at, read in enumerate(reads):
+                if at in (3, 4):  # the next message begins a life of the lite topic
+                    lite_queues.remove(lite_queues.table.find(PARENT, "a"))
+                for requests in split(read):
+                    answers |= await peer.ask(*requests)
+            return *lite_outcome(cluster, answers), [*found(context_of(cluster).store, answers)], [*runs]
+
+    *together, run_sizes = run_virtual(outcome("together", lambda read: [read]))
+    one_by_one()
+    *single, single_sizes = run_virtual(outcome("single", lambda read: [[one] for one in read]))
+    assert single_sizes == []
+    assert run_sizes.count(3) >= len(kinds), "batches in lite topics were stored together"
+    assert (run_sizes.count(450), run_sizes.count(4)) == (1, 1)
+    codes = [answer[0] for answer in single[0].values()]
+    assert codes.count(ResponseCode.MESSAGE_ILLEGAL) == 7, "several names, bad names and other types are refused"
+    assert together == single
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_mix_of_batches_to_lite_topics_is_stored_as_one_by_one(tmp_path, runs, one_by_one, seed):
+    choose = random.Random(seed)
+
+    def one(number):
+        if choose.random() < 0.4:
+            return lite(number, choose.choice("abc"))
+        name, more = choose.choice(["a", "b", f"n{choose.randrange(9)}"]), choose.choice(["", "", "KEYS\x01x\x02"])
+        names = (name,) * choose.randrange(1, 9) if choose.random() < 0.8 else ("a", choose.choice(["b", None]))
+        return lite_batch(number, names, more, queue_id=choose.randrange(2))
+
+    reads = [[one(100 + 20 * at + each) for each in range(choose.randrange(1, 9))] for at in range(12)]
+
+    async def outcome(name, reads):
+        settings = {"exporter_type": ExporterType.PROM, "exporter_port": 0}
+        store = {"lite_topic_count_max": 8, "append_property_crc": bool(seed)}
+        async with Cluster(tmp_path / name, broker=settings, store=store) as cluster, warm(cluster) as peer:
+            await make_parent(cluster, PARENT)
+            for queue_id in range(4):
+                await peer.ask(frame(50 + queue_id, topic=PARENT, queue_id=queue_id))
+            runs.clear()
+            answers = {}
+            for requests in reads:
+                answers |= await peer.ask(*requests)
+            return *lite_outcome(cluster, answers), [*runs]
+
+    *together, run_sizes = run_virtual(outcome("together", reads))
+    one_by_one()
+    *single, _ = run_virtual(outcome("single", [[each] for read in reads for each in read]))
+    assert max(run_sizes) >= 3, "some were stored together"
+    assert together == single
+
+
+def test_a_batch_wakes_a_reader_of_its_lite_topic_once(tmp_path, runs):
+    async def main():
+        async with Cluster(tmp_path) as cluster, warm(cluster) as peer:
+            await make_parent(cluster, PARENT)
+            await make_group(cluster, "LG", PARENT)
+            await peer.ask(frame(50, topic=PARENT, queue_id=0))
+            consumer = LitePeer(cluster)
+            await consumer.subscribe("a", "b")
+            waiting = asyncio.create_task(consumer.pop(wait_ms=15_000))
+            await asyncio.sleep(1)
+            runs.clear()
+            answers = await peer.ask(lite_batch(10, ("other",) * 2), lite_batch(11))
+            assert [(one.lite, one.number) for one in await waiting] == [("a", 0), ("a", 1), ("a", 2)]
+            assert runs == [2, 3]
+            fields = decode_fields(answers[11])
+            assert (fields["liteOffset"], fields["liteEpoch"]) == ("0", "1")
+
+    run_virtual(main())
+
+
+def test_a_run_answers_the_pulls_of_its_light_queues_and_no_others(tmp_path, runs):
+    async def main():
+        async with Cluster(tmp_path) as cluster, warm(cluster) as peer:
+            await make_parent(cluster, PARENT)
+            await peer.ask(frame(50, topic=PARENT, queue_id=0))
+            await peer.ask(lite(51, "a"), lite(52, "b"), lite(53, "c"))
+            flags = PullFlag.SUBSCRIPTION | PullFlag.SUSPEND
+            places = [*[(lite_queue(PARENT, name), 1) for name in "abc"], (PARENT, 4)]
+            for _ in range(2):  # the second time after an answer to each pull
+                waiting = {
+                    topic: asyncio.create_task(cluster.pull(offset, topic, flags=flags)) for topic, offset in places
+                }
+                await asyncio.sleep(1)
+                runs.clear()
+                await peer.ask(lite_batch(60, ("a",) * 2), lite(62, "b"))
+                await asyncio.sleep(1)
+                found = {topic: read_messages(one.result().body) for topic, one in waiting.items() if one.done()}
+                assert {topic: len(several) for topic, several in found.items()} == {
+                    lite_queue(PARENT, "a"): 2,
+                    lite_queue(PARENT, "b"): 1,
+                    PARENT: 2,
+                }
+                assert runs == [2, 1]
+                await peer.ask(lite(63, "c"))
+                assert len(read_messages((await waiting[lite_queue(PARENT, "c")]).body)) == 1
+                places = [(lite_queue(PARENT, "a"), 3), (lite_queue(PARENT, "b"), 2)]
+                places += [(lite_queue(PARENT, "c"), 2), (PARENT, 8)]
+
+    run_virtual(main())
 
 
 BATCHES = {

@@ -65,7 +65,8 @@ _PLAIN = frozenset((0, TRANSACTION_COMMIT))
 
 
 class StoredSends(Sequence[DispatchRequest]):
-    """The requests of plain sends that were stored together. They are created on first access, which is rare.
+    """The requests of plain sends that were stored together, followed by their copies for the light queues of lite
+    topics. They are created on first access, which is rare.
 
     Attributes:
         enter: enters all requests into their queues, or returns False if they must be entered one by one.
@@ -94,26 +95,52 @@ class StoredSends(Sequence[DispatchRequest]):
         self.store_timestamp = store_timestamp
 
     def __len__(self) -> int:
-        return len(self._sends)
+        return len(self._sends) + sum(1 for _ in self.lite_topics())
 
     @overload
     def __getitem__(self, at: int, /) -> DispatchRequest: ...
     @overload
     def __getitem__(self, at: slice, /) -> list[DispatchRequest]: ...
     def __getitem__(self, at: int | slice, /) -> DispatchRequest | list[DispatchRequest]:
-        return self.made[at]
+        return [*self.made, *self.lights][at]
 
     def __iter__(self) -> Iterator[DispatchRequest]:
-        return iter(self.made)
+        return iter([*self.made, *self.lights])
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """The topic and the queue id of each queue to which the sends go."""
+        """The topic and the queue id of each queue to which the sends go, without light queues."""
         return [(topic, queue_id) for topic, queue_id, _, _ in self._sends.queues]
 
     @property
+    def light_places(self) -> list[tuple[str, int]]:
+        """The same for the light queues."""
+        return [(lite_queue(parent, name), 0) for parent, name in dict.fromkeys(self.lite_topics())]
+
+    def lite_topics(self) -> Iterator[tuple[str, str]]:
+        """Yield parent and lite topic of the messages in lite topics."""
+        if self.lite is not None:
+            yield from self.lite.lite_topics()
+
+    def requests_of(self, queues: Container[tuple[str, int]]) -> Iterator[DispatchRequest]:
+        """Yield the requests of some queues, in the order of all requests. ``queues`` may change in between. The
+        requests of other queues are not made."""
+        sends = self._sends
+        rows = sends.requests(self._with_tags)
+        for row in rows if any(place in queues for place in self.places) else ():
+            if (row[0], row[1]) in queues:
+                yield DispatchRequest(*row)
+        lite = sends.lite if self.lite is not None else ()
+        before, light = None, ""
+        for row, place, number in zip(rows, lite, sends.lite_numbers if lite else (), strict=False):
+            if place[1] and place != before:
+                before, light = place, lite_queue(*place)
+            if place[1] and (light, 0) in queues:
+                yield DispatchRequest(light, 0, number, *row[3:])
+
+    @property
     def made(self) -> list[DispatchRequest]:
-        """The requests, as a list."""
+        """The requests without the copies for light queues, as a list."""
         if self._made is None:
             self._made = list(starmap(DispatchRequest, self._sends.requests(self._with_tags)))
         return self._made
@@ -131,7 +158,7 @@ class StoredSends(Sequence[DispatchRequest]):
         """Enter the messages that are in lite topics into their light queues. Messages that are entered already are
         skipped. ``end``: the physical end of the last record. Raises OSError: a file cannot be written."""
         assert self.lite is not None, "messages are in lite topics"
-        if not lite.enter_run(self.lite, self._sends, self._first_offset, end):
+        if not lite.enter_run(self.lite, self._first_offset, end):
             lite.enter(self.lights)
 
     @property
@@ -139,48 +166,12 @@ class StoredSends(Sequence[DispatchRequest]):
         """A copy of each request that is in a lite topic, for its light queue."""
         if self.lite is None:
             return []
+        sends = self._sends
         return [
             msgspec.structs.replace(one, topic=lite_queue(parent, name), queue_id=0, queue_offset=number)
-            for one, (parent, name), number in zip(self.made, self.lite.places, self.lite.numbers, strict=True)
+            for one, (parent, name), number in zip(self.made, sends.lite, sends.lite_numbers, strict=True)
             if name
         ]
-
-    @property
-    def readable(self) -> StoredSends:
-        """The requests, followed by their copies for light queues if there are any."""
-        if self.lite is None:
-            return self
-        return _WithLights(
-            self._sends,
-            self._first_offset,
-            self.store_timestamp,
-            self.enter,
-            self.lite,
-            with_tags=self._with_tags,
-        )
-
-
-class _WithLights(StoredSends):
-    """The requests of plain sends, followed by their copies for the light queues of lite topics."""
-
-    __slots__ = ()
-
-    def __len__(self) -> int:
-        return len(self._sends) + len(self._lite_topics)
-
-    @property
-    def _lite_topics(self) -> list[tuple[str, str]]:
-        return [] if self.lite is None else self.lite.lite_topics
-
-    @property
-    def places(self) -> list[tuple[str, int]]:
-        return [*super().places, *[(lite_queue(parent, name), 0) for parent, name in self._lite_topics]]
-
-    def __getitem__(self, at: int | slice, /) -> DispatchRequest | list[DispatchRequest]:  # type: ignore[override]
-        return [*self.made, *self.lights][at]
-
-    def __iter__(self) -> Iterator[DispatchRequest]:
-        return iter([*self.made, *self.lights])
 
 
 def queue_tags_code(
@@ -341,8 +332,10 @@ class Dispatcher:
         # `StoredSends.enter_lite` enters plain sends in their lite topics. They are in no other light queue.
         light = [] if isinstance(arrivals, StoredSends) else self._light_requests(arrivals)
         try:
-            if not (isinstance(arrivals, StoredSends) and self._bitmap_of is None and arrivals.enter()):
+            if not isinstance(arrivals, StoredSends):
                 self._enter(arrivals)
+            elif self._bitmap_of is not None or not arrivals.enter():
+                self._enter(arrivals.made)
             if light:
                 self._enter_light(light)
             elif isinstance(arrivals, StoredSends) and arrivals.lite is not None and self._lite is not None:
@@ -387,9 +380,9 @@ class Dispatcher:
         on_lite = None if self._lite is None else self._lite.on_arrival
         if isinstance(arrivals, StoredSends):
             if self._on_arrival is not None:
-                self._on_arrival(arrivals.readable)
+                self._on_arrival(arrivals)
             if on_lite is not None and arrivals.lite is not None:
-                on_lite(arrivals.lite.lite_topics)
+                on_lite(arrivals.lite_topics())
             return
         if self._on_arrival is not None:
             self._on_arrival([*arrivals, *light] if light else arrivals)
@@ -533,7 +526,7 @@ class Dispatcher:
             if sends is not None and (rows := sends.keys) is not None:
                 self._index.put_rows(rows)
             else:
-                self._index.put_all(_indexed(arrivals))
+                self._index.put_all(_indexed(arrivals if sends is None else sends.made))
         self.dispatched_timestamp = (arrivals[-1] if sends is None else sends).store_timestamp
 
     def _new_queue(self, arrival: DispatchRequest) -> ConsumeQueueBase | None:

@@ -307,6 +307,7 @@ class MessageStore:
         if self._replica is not None:
             self._replica.resume(end.last_record if end.record_count else None)
         self.queues.hold_entries()
+        self.lite.entries.hold_entries()
         if self._index is not None:
             self._index.may_fall_behind = True
         self.flusher.start(self.log.max_offset)

@@ -456,11 +456,9 @@ class Appender:
         dispatcher.submit(arrivals, at, at if self._is_readable_at_once else self._readable_offset)
         return arrivals
 
-    def put_sends(
-        self, sends: Sends, born_host: bytes, store_host: bytes, lite: Sequence[tuple[str, str]] = ()
-    ) -> int | None:
+    def put_sends(self, sends: Sends, born_host: bytes, store_host: bytes) -> int | None:
         """Append plain sends that were read together, like `put_run`. Return the physical offset at which they end, or
-        None. ``lite``: `Sends.lite`, if the messages may be in lite topics.
+        None. The topics of messages in lite topics are their parents: the caller has checked it.
         """
         log, now = self._commit_log, self._clock.now_ms()
         if not self._takes_runs(now) or sends.body_bytes_max > self._settings.message_bytes_max:
@@ -475,12 +473,10 @@ class Appender:
             queues.append(queue)
             numbers.append(queue.next_offset)
         run: LiteRun | None = None
-        if lite:
-            run = self._lite.assign(lite, self._settings.lite_topic_count_max)
+        if parents := sends.lite_parents:
+            run = self._lite.assign(sends, parents, self._settings.lite_topic_count_max)
             if run is None:
                 return None
-            run.store_timestamp = now
-            sends.enter_lite(run.numbers, run.epochs)
         try:
             data = sends.encode(numbers, log.max_offset, born_host, now, store_host, bool(self._trailer_bytes))
         except ValueError:
@@ -490,7 +486,7 @@ class Appender:
                 self._lite.give_up(run)
             return None
         if run is not None:
-            self._lite.keep(run)
+            sends.stored_lite(self._lite.table.nexts)
         sends.forget_bodies()
         # Set the offsets after the write. If they were set before a failed write, the queue would have a gap that stops
         # consumers.

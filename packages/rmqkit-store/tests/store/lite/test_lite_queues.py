@@ -380,7 +380,7 @@ def together(store: MessageStore, *names: str, size: int = 4) -> None:
     sends = sends_to(*names, size=size)
     if (PARENT, 0) not in store.queues.table:
         put_all(store, message(PARENT))
-    if store.put_sends(sends, HOST, HOST, sends.lite) is None:
+    if store.put_sends(sends, HOST, HOST) is None:
         assert not store.log.has_room(4000), "the log's file has no room for the run"
         put_all(store, *(lite(name, body=bytes(size)) if name else message(PARENT) for name in names))
 
@@ -410,6 +410,44 @@ def test_messages_that_are_put_together_have_the_entries_of_single_ones(runs):
         assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("file_entries", [7, 10_000])
+def test_entries_in_memory_are_read_like_written_ones(tmp_path, file_entries):
+    settings = small_settings(commit_log_file_bytes=1 << 18, lite_queue_file_bytes=56 * file_entries)
+    with opened(tmp_path / "store", settings) as store:
+        entries, runs = store.lite.entries, ["a", "aab", "cb", "abcab", "bbbbbbbbbb", "a"]
+        for names in runs:
+            together(store, *names)
+            found = entries_of(store)
+            assert len(found) == entries.max_offset
+            entries.write_held()
+            assert (entries_of(store), entries.has_held) == (found, False)
+        for names in runs:
+            together(store, *names)
+        assert entries.has_held
+        found = entries_of(store)
+        assert [entries.at(index) for index in (-1, len(found))] == [None, None]
+        dead = crashed(store, tmp_path / "crashed")
+        assert entries.has_held
+        entries.write_held()
+        assert entries_of(store) == found
+        wanted = [numbers(store, name) for name in "abc"]
+    with opened(dead, settings) as store:
+        assert [numbers(store, name) for name in "abc"] == wanted
+        assert [row[:3] for row in entries_of(store)] == [row[:3] for row in found]
+
+
+def test_entries_in_memory_are_dropped_with_their_records(tmp_path):
+    with opened(tmp_path, ROOMY) as store:
+        together(store, "a", "b", "a")
+        end = store.log.max_offset
+        together(store, "b", "a", "c")
+        assert store.lite.entries.has_held
+        store.lite.truncate_physical(end)
+        assert len(entries_of(store)) == 3
+        store.lite.index()
+        assert [store.lite.queue(queue(name)).max_offset for name in "ab"] == [2, 1]
+
+
 def test_listeners_get_the_copies_of_messages_that_are_put_together(tmp_path):
     seen, marked = [], []
     with opened(tmp_path, ROOMY, on_arrival=lambda requests: seen.append(requests)) as store:
@@ -421,7 +459,15 @@ def test_listeners_get_the_copies_of_messages_that_are_put_together(tmp_path):
         lights = [(queue("a"), 0, 2), (queue("b"), 0, 1), (queue("a"), 0, 3)]
         assert [(one.topic, one.queue_id, one.queue_offset) for one in requests][4:] == lights
         assert len(requests) == 7 and requests[4].topic == queue("a")
-        assert {(PARENT, 0), (queue("a"), 0), (queue("b"), 0)} == set(requests.places)
+        every = {(PARENT, 0), (queue("a"), 0), (queue("b"), 0)}
+        for wanted in (every, {(PARENT, 0)}, {(queue("a"), 0)}, {(PARENT, 1)}):
+            found = [one for one in requests if (one.topic, one.queue_id) in wanted]
+            assert list(requests.requests_of(wanted)) == found
+        once = {(queue("a"), 0)}
+        for one in requests.requests_of(once):  # whoever waited is answered
+            once.clear()
+            assert one.queue_offset == 2
+        assert (requests.places, requests.light_places) == ([(PARENT, 0)], [(queue("a"), 0), (queue("b"), 0)])
         assert marked == [(PARENT, "a"), (PARENT, "b"), (PARENT, "a")]
         together(store, "", "")
         assert len(seen[-1]) == 2 and len(marked) == 3
@@ -475,7 +521,7 @@ def test_messages_that_cannot_be_put_together_leave_no_lite_topic(tmp_path, monk
         table, sends = store.lite.table, sends_to("a", "b", "c")
         with monkeypatch.context() as patch:
             patch.setattr(store.log, "has_room", lambda size: False)
-            assert store.put_sends(sends, HOST, HOST, sends.lite) is None
+            assert store.put_sends(sends, HOST, HOST) is None
         assert (len(table), table.find(PARENT, "b"), table.find(PARENT, "c")) == (1, None, None)
         together(store, "a", "b")
         assert [numbers(store, name) for name in "ab"] == [[0, 1], [0]]
@@ -485,7 +531,7 @@ def test_too_many_new_lite_topics_are_not_put_together(tmp_path):
     with opened(tmp_path, small_settings(commit_log_file_bytes=1 << 16, lite_topic_count_max=3)) as store:
         together(store, "a", "b")
         sends = sends_to("a", "c", "d")
-        assert store.put_sends(sends, HOST, HOST, sends.lite) is None
+        assert store.put_sends(sends, HOST, HOST) is None
         assert len(store.lite.table) == 2
         together(store, "a", "c", "b", "c")
         assert numbers(store, "c") == [0, 1]

@@ -11,6 +11,7 @@ Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §7.
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from mmap import mmap
 from typing import Any, Protocol
@@ -25,6 +26,7 @@ except ImportError:  # no wheel for this machine, or not installed
 __all__ = [
     "ACKS",
     "FORMAT",
+    "LIVE",
     "AckedOffsets",
     "AckedPop",
     "Acks",
@@ -43,8 +45,11 @@ __all__ = [
     "set_slots",
 ]
 
-FORMAT = 12
+FORMAT = 13
 """The version of the calls below. A core with another version is not used."""
+
+LIVE = 1
+"""The state of a lite topic that has messages, in the tables for `Sends.enter_lite`."""
 
 CoreFault: type[BaseException] = getattr(_native, "PanicException", SystemError)
 """The error for bugs of the core. It is not a subclass of Exception, so no caller treats a bug as bad input."""
@@ -65,6 +70,8 @@ class Sends(Protocol):
         asked: the requested delivery times of the timed messages, and their units in ms.
         lite: topic and lite topic of each message, with an empty text for messages in no lite topic; an empty list if
             no message is in a lite topic.
+        lite_parents: the topics that have messages in lite topics, in the order of their first messages.
+        lite_numbers: the number of each message in its lite topic after `enter_lite`, 0 for messages in no lite topic.
     """
 
     @property
@@ -91,6 +98,10 @@ class Sends(Protocol):
     def asked(self) -> list[tuple[int, int]]: ...
     @property
     def lite(self) -> list[tuple[str, str]]: ...
+    @property
+    def lite_parents(self) -> list[str]: ...
+    @property
+    def lite_numbers(self) -> list[int]: ...
 
     def __len__(self) -> int: ...
 
@@ -125,14 +136,36 @@ class Sends(Protocol):
         each timed message.
         Raises ValueError: the broker's name contains a blank, which separates the parts of a handle."""
 
-    def enter_lite(self, numbers: list[int], epochs: list[int]) -> None:
-        """Add the properties of the light queues to the messages that are in lite topics. ``numbers``, ``epochs``: for
-        every message, its number in its lite topic, and the life of the lite topic; 0 for messages in no lite
-        topic."""
+    def enter_lite(
+        self, tables: list[dict[str, int]], states: array[int], nexts: array[int], epochs: array[int]
+    ) -> bool:
+        """Assign numbers to the messages in lite topics, and add the properties of the light queues. Return False, with
+        nothing changed, if a lite topic has no slot or does not live. ``tables``: for each of `lite_parents`, the slots
+        of its lite topics. ``states``, ``nexts``, ``epochs``: state (`LIVE`), next number and life of each slot."""
 
-    def lite_entries(self, slots: list[int], previous: list[int], jumps: list[int]) -> bytes:
-        """Return the entries of the light queues, for the messages in lite topics. ``slots``, ``previous``, ``jumps``:
-        for every message, the slot of its lite topic, and the indexes of two earlier entries."""
+    def stored_lite(self, nexts: array[int]) -> None:
+        """Set the next number of each lite topic, after the records are stored."""
+
+    def lite_entries(
+        self,
+        first_index: int,
+        tails: array[int],
+        recent: array[int],
+        read: Callable[[int], tuple[int, int] | None],
+    ) -> bytes:
+        """Return the entries of the light queues, for the messages in lite topics.
+
+        ``first_index``: the index of the first of these entries. ``tails``: the index of the newest entry of each slot.
+        ``recent``: cells of three numbers for recent entries: index, number in the light queue, and jump. The cell of
+        an entry is its index modulo the number of cells. These entries are added. ``read``: returns number and jump of
+        an entry that is not in its cell, or None if it has expired or the index is negative."""
+
+    def entered_lite(
+        self, first_index: int, tails: array[int], firsts: array[int], ends: array[int], seconds: array[int]
+    ) -> list[int]:
+        """Move the ends of the light queues after their entries are written. Return the slots that had no entry before.
+        ``tails``, ``firsts``, ``ends``, ``seconds``: the newest entry, the first number, the end, and the store time in
+        s of each slot."""
 
     def answers(
         self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], lite: tuple[bytes, ...], between: bytes

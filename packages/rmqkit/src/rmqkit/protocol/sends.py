@@ -8,7 +8,8 @@ body, if its topic is not ASCII or over 127 bytes, or if its properties have dup
 a name in ``not_plain``. A send with a delivery time is plain: `PlainSends.keep` redirects it to the timer's queue and
 adds the timer's properties. A send to a lite topic is plain: `PlainSends.enter_lite` adds its number there. A batch
 becomes its own `PlainBatch` if the properties of its request are plain and the batch is short enough to be stored in
-one piece. The messages of a batch are stored with their properties unchanged.
+one piece. The messages of a batch are stored with their properties unchanged. A batch whose messages are all in the
+same lite topic becomes a `PlainLiteBatch`. Its messages are stored like single sends to the lite topic.
 Source: remoting.md §1.2, §1.3, §4.3.1, §7.3; store.md §3.4, §4.1, §18.2; behaviour.md §5.
 """
 
@@ -18,8 +19,10 @@ import functools
 import re
 import struct
 import sys
+from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from copy import copy
 from itertools import accumulate, count
 from operator import itemgetter
 from typing import Any
@@ -38,9 +41,9 @@ from rmqkit.protocol.command import (
     decode_header,
     frame_start,
 )
-from rmqkit.protocol.core import Core, Sends, SendsReader
+from rmqkit.protocol.core import LIVE, Core, Sends, SendsReader
 from rmqkit.protocol.ids import RecallHandle, encode_recall_handle
-from rmqkit.protocol.names import RETRY_PREFIX, lite_queue
+from rmqkit.protocol.names import RETRY_PREFIX, lite_queue, lite_topic_fault
 from rmqkit.protocol.properties import (
     LITE_TOPIC,
     Keys,
@@ -82,6 +85,11 @@ _TOPIC_BYTES_MAX = 127
 _ENTRIES_MAX = 96
 _MEMBERS_MAX = 2048
 _MEMBERS_PROPERTIES_BYTES_MAX = 32 << 10
+_LITE_MEMBERS_PROPERTIES_BYTES_MAX = 128 << 10
+"""The same for a batch in a lite topic, which cannot be stored in slices."""
+_LITE_NAME = LITE_TOPIC.encode()
+_LITE_MARK = _LITE_NAME + b"\x01"
+_CELL_NUMBERS = 3
 _I32_MAX, _I64_MAX = (1 << 31) - 1, (1 << 63) - 1
 _TIME = re.compile(r"[0-9]{1,17}", re.ASCII)
 _NO_WAIT = b"WAIT\x01false\x02"
@@ -107,7 +115,8 @@ def sends_reader(
 
 class _Sent(Struct, gc=False):
     """A plain send. ``place``: the topic and queue id for storage. ``asked``: the requested delivery time and its
-    unit. ``lite``: the lite topic, with the number of the message there, and its life."""
+    unit. ``lite``: the lite topic, with its slot, the number of the message there, and its life. They are 0 before
+    `enter_lite`."""
 
     place: tuple[str, int]
     queue_id: int
@@ -124,6 +133,7 @@ class _Sent(Struct, gc=False):
     sent_properties: str
     recall_handle: str = ""
     lite: str = ""
+    lite_slot: int = 0
     lite_number: int = 0
     lite_epoch: int = 0
 
@@ -195,14 +205,38 @@ class PlainSends:
                 sent.place = timer_topic, 0
         self._count()
 
-    def enter_lite(self, numbers: list[int], epochs: list[int]) -> None:
-        for sent, number, epoch in zip(self.sent, numbers, epochs, strict=True):
-            if sent.lite:
-                more = f"INNER_MULTI_DISPATCH\x01{lite_queue(sent.place[0], sent.lite)}\x02"
-                life = f"__LITE_EPOCH\x01{epoch}\x02" if epoch > 1 else ""
-                last = f"{life}INNER_MULTI_QUEUE_OFFSET\x01{number}\x02"
-                sent.properties = self._reader.stored(sent.sent_properties, more, last)
-                sent.lite_number, sent.lite_epoch = number, epoch
+    @property
+    def lite_parents(self) -> list[str]:
+        return list(dict.fromkeys([sent.place[0] for sent in self.sent if sent.lite]))
+
+    @property
+    def lite_numbers(self) -> list[int]:
+        return [sent.lite_number for sent in self.sent]
+
+    def enter_lite(
+        self, tables: list[dict[str, int]], states: array[int], nexts: array[int], epochs: array[int]
+    ) -> bool:
+        slots_of = dict(zip(self.lite_parents, tables, strict=True))
+        slots = [slots_of[sent.place[0]].get(sent.lite, -1) if sent.lite else None for sent in self.sent]
+        if any(slot is not None and (slot < 0 or states[slot] != LIVE) for slot in slots):
+            return False
+        ends: dict[int, int] = {}
+        for sent, slot in zip(self.sent, slots, strict=True):
+            if slot is None:
+                continue
+            number, epoch = ends.get(slot, nexts[slot]), epochs[slot]
+            ends[slot] = number + 1
+            more = f"INNER_MULTI_DISPATCH\x01{lite_queue(sent.place[0], sent.lite)}\x02"
+            life = f"__LITE_EPOCH\x01{epoch}\x02" if epoch > 1 else ""
+            last = f"{life}INNER_MULTI_QUEUE_OFFSET\x01{number}\x02"
+            sent.properties = self._reader.stored(sent.sent_properties, more, last)
+            sent.lite_slot, sent.lite_number, sent.lite_epoch = slot, number, epoch
+        return True
+
+    def stored_lite(self, nexts: array[int]) -> None:
+        for sent in self.sent:
+            if sent.lite_epoch:
+                nexts[sent.lite_slot] = sent.lite_number + 1
 
     def encode(
         self,
@@ -264,15 +298,47 @@ class PlainSends:
             at += size
         return rows
 
-    def lite_entries(self, slots: list[int], previous: list[int], jumps: list[int]) -> bytes:
-        at, now, entries = self._physical_offset, self._store_timestamp, []
-        for sent, size, slot, *links in zip(self.sent, self._sizes, slots, previous, jumps, strict=True):
+    def lite_entries(
+        self,
+        first_index: int,
+        tails: array[int],
+        recent: array[int],
+        read: Callable[[int], tuple[int, int] | None],
+    ) -> bytes:
+        cells, own, entries = len(recent) // _CELL_NUMBERS, dict[int, int](), list[bytes]()
+
+        def entry(index: int) -> tuple[int, int] | None:
+            cell = index % cells * _CELL_NUMBERS
+            if index < 0 or recent[cell] != index:
+                return None if index < 0 else read(index)
+            return recent[cell + 1], recent[cell + 2]
+
+        at, now, index = self._physical_offset, self._store_timestamp, first_index
+        for sent, size in zip(self.sent, self._sizes, strict=True):
             if sent.lite_epoch:
+                slot, number = sent.lite_slot, sent.lite_number
+                previous = own.get(slot, tails[slot])
+                jump = _jump_after(previous, entry)
                 code = encoded_tags_code(sent.keys[2])
-                fields = at, size, slot, sent.lite_number, sent.lite_epoch, now
-                entries.append(_LITE_ENTRY.pack(*fields, *links, code))
+                entries.append(_LITE_ENTRY.pack(at, size, slot, number, sent.lite_epoch, now, previous, jump, code))
+                cell = index % cells * _CELL_NUMBERS
+                recent[cell], recent[cell + 1], recent[cell + 2] = index, number, jump
+                own[slot] = index
+                index += 1
             at += size
         return b"".join(entries)
+
+    def entered_lite(
+        self, first_index: int, tails: array[int], firsts: array[int], ends: array[int], seconds: array[int]
+    ) -> list[int]:
+        second, opened = max(0, self._store_timestamp // 1000), list[int]()
+        for index, sent in enumerate([sent for sent in self.sent if sent.lite_epoch], first_index):
+            slot = sent.lite_slot
+            if tails[slot] < 0:
+                firsts[slot] = sent.lite_number
+                opened.append(slot)
+            tails[slot], ends[slot], seconds[slot] = index, sent.lite_number + 1, second
+        return opened
 
     def index_rows(self, with_tags: bool) -> None:
         """Return None: the index reads keys from `requests`."""
@@ -353,6 +419,14 @@ class PlainBatch:
         return []
 
     @property
+    def lite_parents(self) -> list[str]:
+        return []
+
+    @property
+    def lite_numbers(self) -> list[int]:
+        return [0] * len(self)
+
+    @property
     def opaques(self) -> list[int]:
         return [self._request.opaque]
 
@@ -367,12 +441,20 @@ class PlainBatch:
     def keep(self, outs: list[int], timer_topic: str, broker_name: str) -> None:
         """Do nothing: a batch has no timed messages."""
 
-    def enter_lite(self, numbers: list[int], epochs: list[int]) -> None:
-        """Do nothing: a batch with a lite topic is not plain."""
+    def enter_lite(self, *columns: object) -> bool:
+        """Return True: no message is in a lite topic."""
+        return True
 
-    def lite_entries(self, slots: list[int], previous: list[int], jumps: list[int]) -> bytes:
-        """Return no entries: a batch with a lite topic is not plain."""
+    def stored_lite(self, nexts: object) -> None:
+        """Do nothing: no message is in a lite topic."""
+
+    def lite_entries(self, *arguments: object) -> bytes:
+        """Return no entries: no message is in a lite topic."""
         return b""
+
+    def entered_lite(self, *arguments: object) -> list[int]:
+        """Return no slots: no message is in a lite topic."""
+        return []
 
     def encode(
         self,
@@ -442,6 +524,53 @@ class PlainBatch:
         self.chunk = self._request.body = b""
 
 
+class PlainLiteBatch(PlainSends):
+    """`Sends` of a batch whose messages are all in the same lite topic, in plain Python."""
+
+    __slots__ = ("_request",)
+    is_batch = True
+
+    def __init__(
+        self, reader: PlainSendsReader, chunk: bytes, start: int, end: int, request: _Sent, sent: list[_Sent]
+    ) -> None:
+        super().__init__(reader, chunk, start, end, sent)
+        self._request = request
+        self.waits_not = _NO_WAIT in request.properties
+        self.body_bytes_max = len(request.body)
+
+    @property
+    def opaques(self) -> list[int]:
+        return [self._request.opaque]
+
+    @property
+    def kinds(self) -> list[tuple[str, int, str, list[int]]]:
+        return [(self.queues[0][0], self._request.code, _kind(self._request), [self.queues[0][3]])]
+
+    def answers(
+        self, pieces: tuple[bytes, ...], timed: tuple[bytes, ...], lite: tuple[bytes, ...], between: bytes
+    ) -> bytes:
+        request, first = self._request, self.sent[0]
+        starts = accumulate(self._sizes[:-1], initial=self._physical_offset)
+        ids = between.join([b"%016X" % start for start in starts])
+        place = (b"%d" % first.lite_number, b"%d" % first.lite_epoch) if first.lite_epoch else ()
+        values = (ids, request.queue_id, self._numbers[0], request.keys[0], *place, b"%d" % request.opaque)
+        header = _form(lite if place else pieces).replace(b"%016X", b"%b", 1) % values
+        return _frame_start(len(header)) + header
+
+    def forget_bodies(self) -> None:
+        super().forget_bodies()
+        self._request.body = b""
+
+
+def _jump_after(previous: int, entry: Callable[[int], tuple[int, int] | None]) -> int:
+    """Return the jump of an entry of a light queue after the entry at index ``previous``. The jumps make a skip list
+    (Myers, "An applicative random-access stack", 1983). ``entry``: returns number and jump of an entry, or None."""
+    if (before := entry(previous)) is None or (target := entry(before[1])) is None:
+        return previous
+    further = entry(target[1])
+    return target[1] if further is not None and before[0] - target[0] == target[0] - further[0] else previous
+
+
 def _with_room(properties: bytes) -> bytes:
     """Return encoded properties with space for the checksum property.
     Raises ValueError: the properties already contain a checksum. The caller must store this message separately."""
@@ -485,7 +614,7 @@ def _members(body: bytes) -> list[BatchBounds]:
     except BodyError:
         return []
     lengths = [end - at for _, _, at, end in bounds]
-    if len(bounds) > _MEMBERS_MAX or sum(lengths) > _MEMBERS_PROPERTIES_BYTES_MAX or max(lengths) > _STORED_BYTES_MAX:
+    if len(bounds) > _MEMBERS_MAX or max(lengths) > _STORED_BYTES_MAX:
         return []
     # Return no bounds for messages that recovery might consider torn: the handler of single sends refuses them.
     return [] if any(end > at and not body[end - 1] for _, _, at, end in bounds) else bounds
@@ -546,13 +675,40 @@ class PlainSendsReader:
                 break
             if one.code == RequestCode.SEND_BATCH_MESSAGE:
                 # If there are sends before the batch, return the sends alone. The next call reads the batch again.
-                bounds = [] if sent else _members(one.body)
-                if bounds:
-                    return PlainBatch(chunk, start, end, one, bounds)
-                break
+                return self._batch(chunk, start, end, one) if not sent else PlainSends(self, chunk, start, at, sent)
             sent.append(one)
             at = end
         return PlainSends(self, chunk, start, at, sent) if sent else None
+
+    def _batch(self, chunk: bytes, start: int, end: int, request: _Sent) -> Sends | None:
+        """Return the messages of a batch, or None if they have to be handled separately."""
+        body = request.body
+        bounds = _members(body)
+        if not bounds:
+            return None
+        stored = [body[at:properties_end] for _, _, at, properties_end in bounds]
+        names = {find_property(one, _LITE_NAME) for one in stored} if _LITE_MARK in body else {None}
+        is_lite = names != {None}
+        bytes_max = _LITE_MEMBERS_PROPERTIES_BYTES_MAX if is_lite else _MEMBERS_PROPERTIES_BYTES_MAX
+        if sum(map(len, stored)) > bytes_max or len(names) > 1:
+            return None
+        if not is_lite:
+            return PlainBatch(chunk, start, end, request, bounds)
+        members: list[_Sent] = []
+        for (flag, body_at, at, _), own in zip(bounds, stored, strict=True):
+            try:
+                text = own.decode()
+            except UnicodeDecodeError:
+                return None
+            read = self._properties(text, len(request.place[0]))
+            if read is None or not read[3]:
+                return None
+            properties, keys, asked, lite = read
+            member = copy(request)
+            member.flag, member.body, member.properties, member.keys = flag, body[body_at : at - 2], properties, keys
+            member.asked, member.sent_properties, member.lite = asked, text, lite
+            members.append(member)
+        return PlainLiteBatch(self, chunk, start, end, request, members)
 
     def _read(self, kind: int, header: bytes, body: bytes) -> _Sent | None:
         if (_is_json_send(header) is None) if kind == JSON else (header[:2] not in _BINARY_SENDS):
@@ -618,8 +774,8 @@ class PlainSendsReader:
         asked, lite = None, ""
         if plan.lite >= 0:
             lite = pieces[plan.lite].partition("\x01")[2]
-            more_bytes = _LITE_BYTES_MAX + topic_bytes + len(lite.encode())
-            if plan.times or len(stored) + more_bytes > _STORED_BYTES_MAX:
+            more_bytes = _LITE_BYTES_MAX + topic_bytes + len(lite)
+            if plan.times or len(stored) + more_bytes > _STORED_BYTES_MAX or lite_topic_fault(lite) is not None:
                 return None
         if plan.times:
             if len(stored) + _TIMED_BYTES_MAX + topic_bytes > _STORED_BYTES_MAX:

@@ -44,7 +44,7 @@ from rmqkit.broker.tables.offsets import OffsetTable
 from rmqkit.broker.tables.topics import TopicTable
 from rmqkit.clock import Clock, SteadyClock
 from rmqkit.metrics import Gathered
-from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
+from rmqkit.protocol.names import RETRY_PREFIX, is_light, pop_retry_topic
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.tasks import Tasks, Turns
 from rmqkit.store.message_store import DispatchRequest, MessageStore, StoredSends
@@ -214,7 +214,7 @@ class PopLongPolling:
         self._connections: dict[Connection, _Several] = {}
         self._woken: _Several = {}
         self._turns = Turns(lambda error: _log.error("cannot wake held pops", exc_info=error))
-        self._count = 0
+        self._count = self._light_count = 0
         self._is_closed = False
 
     def __len__(self) -> int:
@@ -240,6 +240,7 @@ class PopLongPolling:
         self._connections.setdefault(held.connection, {})[held] = None
         self._counts[place] = self.count(*place) + 1
         self._count += 1
+        self._light_count += is_light(held.topic)
         at_ms = held.until_ms if held.look_at_ms is None else min(held.until_ms, held.look_at_ms)
         seconds = max(0, at_ms - self._clock.now_ms()) / 1000
         held.timer = self._loop.call_later(seconds, self._check_waiting, held)
@@ -249,8 +250,10 @@ class PopLongPolling:
         """Wake one request of each group that waits for these messages."""
         if not self._count:
             return
-        if isinstance(requests, StoredSends) and not any(topic in self._waiting for topic, _ in requests.places):
-            return
+        if isinstance(requests, StoredSends):
+            places = [*requests.places, *(requests.light_places if self._light_count else ())]
+            if not any(topic in self._waiting for topic, _ in places):
+                return
         woken: set[tuple[str, str, int]] = set()
         for stored in requests:
             groups = self._waiting.get(stored.topic)
@@ -346,6 +349,7 @@ class PopLongPolling:
         if not self._counts[place]:
             del self._counts[place]
         self._count -= 1
+        self._light_count -= is_light(held.topic)
 
 
 def _topics_of(held: WaitingPop) -> tuple[str, ...]:

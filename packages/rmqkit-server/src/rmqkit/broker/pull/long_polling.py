@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from rmqkit.clock import Clock
+from rmqkit.protocol.names import is_light
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.tasks import Turns
 from rmqkit.store.message_store import DispatchRequest, StoredSends
@@ -81,6 +82,8 @@ class LongPolling:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._queues: dict[tuple[str, int], _Several] = {}
+        # Number of pulls that wait for light queues: making the names of the light queues of all messages costs a lot.
+        self._light_count = 0
         self._connections: dict[Connection, _Several] = {}
         self._slots: dict[int, tuple[_Several, asyncio.TimerHandle]] = {}
         self._turns = Turns(lambda error: _log.error("cannot answer held pulls", exc_info=error))
@@ -107,6 +110,7 @@ class LongPolling:
         waiting = self._queues.setdefault(key, {})
         assert held not in waiting, "a pull is held once"
         waiting[held] = None
+        self._light_count += is_light(topic)
         if held.connection is not None:
             self._connections.setdefault(held.connection, {})[held] = None
             self._count += 1
@@ -116,7 +120,7 @@ class LongPolling:
         """Answer the pulls that wait for one of these messages."""
         if not self._queues:
             return
-        if isinstance(requests, StoredSends) and self._queues.keys().isdisjoint(requests.places):
+        if isinstance(requests, StoredSends) and not self._is_awaited(requests):
             return  # `StoredSends` knows the queues of all its messages: decode none if no pull waits for these queues
         # Queue the messages: the answer to a pull reads the store, which may dispatch further messages and call this
         # method again. Without the queue the calls would nest for each message.
@@ -130,8 +134,15 @@ class LongPolling:
         finally:
             self._news.clear()
 
+    def _is_awaited(self, sends: StoredSends) -> bool:
+        """Return True if a pull waits for a queue of these messages."""
+        queues = self._queues.keys()
+        return not queues.isdisjoint(sends.places) or (
+            self._light_count > 0 and not queues.isdisjoint(sends.light_places)
+        )
+
     def _look(self, requests: Sequence[DispatchRequest]) -> None:
-        for stored in requests:
+        for stored in requests.requests_of(self._queues) if isinstance(requests, StoredSends) else requests:
             waiting = self._queues.get((stored.topic, stored.queue_id))
             if waiting is None:
                 continue
@@ -211,6 +222,7 @@ class LongPolling:
 
     def _drop(self, held: WaitingPull) -> None:
         _discard(self._queues, held.key, held)
+        self._light_count -= is_light(held.key[0])
         if held.connection is not None and not held.is_gone:
             self._count -= 1
             assert self._count >= 0, "each pull of a client counts once"

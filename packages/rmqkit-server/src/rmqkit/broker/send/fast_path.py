@@ -12,7 +12,6 @@ Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -56,7 +55,6 @@ _NOT_TIMED = (
     property_names.REAL_QUEUE_ID,
 )
 _UNITS_MS = dict(zip(TIMER_NAMES, (1000, 1, 0), strict=True))
-_lite_topic_fault = functools.lru_cache(maxsize=8192)(names.lite_topic_fault)
 
 
 class FastPath:
@@ -128,16 +126,16 @@ class FastPath:
         if durability is not None and (durability.is_full or durability.lacks_replicas or sends.waits_not):
             return False
         for topic, queue_id, _, _ in sends.queues:
-            if queue_id >= self._queue_count(topic, is_batch=sends.is_batch):
+            if queue_id >= self._queue_count(topic):
                 return False
         try:
             # `_keep` changes the messages to store, not the chunk. If the messages are handled one by one, they are
             # read from the chunk again, with their original times.
             if (asked := sends.asked) and not self._keep(sends, asked):
                 return False
-            if (lite := sends.lite) and not self._are_valid(lite):
+            if (parents := sends.lite_parents) and not all(map(self._has_lite_topics, parents)):
                 return False
-            end_offset = self._store.put_sends(sends, connection.peer_host, self._store_host, lite)
+            end_offset = self._store.put_sends(sends, connection.peer_host, self._store_host)
         except Exception:  # noqa: BLE001 - the outer edge of these requests: none is answered, each is tried alone
             _log.exception("cannot store %d sends of %s together", len(sends), connection.peer)
             return False
@@ -153,14 +151,12 @@ class FastPath:
         durability.hold(end_offset, release, answers=len(sends.opaques))
         return True
 
-    def _queue_count(self, name: str, *, is_batch: bool) -> int:
+    def _queue_count(self, name: str) -> int:
         """Return the number of queues for plain sends of a topic. The number is 0 if messages have to be handled one by
         one, because `SendChecks.topic_of` refuses them, or because the topic needs more than storing."""
         topic, settings = self._topics.get(name), self._settings
         # Leave a missing topic to the handler: it creates the topic and answers when the name servers know the topic.
         if topic is None or topic.topic_filter_type == "MULTI_TAG":
-            return 0
-        if is_batch and topic.is_lite:  # its messages may be in a lite topic: the reader looks only at single sends
             return 0
         if topic.attributes and not topic.attributes.keys() <= _HARMLESS:
             return 0
@@ -190,14 +186,10 @@ class FastPath:
         sends.keep(outs, TIMER_TOPIC, self._broker_name)
         return True
 
-    def _are_valid(self, places: list[tuple[str, str]]) -> bool:
-        """Return True if messages can be in their lite topics. ``places``: parent and lite topic of each message."""
-        parents = {parent for parent, name in places if name}
-        for parent in parents:
-            topic = self._topics.get(parent)
-            if topic is None or not topic.is_lite or "$" in parent or names.is_system_topic(parent):
-                return False
-        return all(not name or _lite_topic_fault(name) is None for _, name in places)
+    def _has_lite_topics(self, name: str) -> bool:
+        """Return True if messages of a topic can be in lite topics. The reader has checked the names of these."""
+        topic = self._topics.get(name)
+        return topic is not None and topic.is_lite and "$" not in name and not names.is_system_topic(name)
 
     def _answer_late(self, connection: Connection, sends: Sends, outcome: Outcome, reason: str) -> None:
         """Answer plain sends after they waited for disk or slaves."""

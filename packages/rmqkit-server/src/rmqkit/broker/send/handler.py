@@ -278,7 +278,8 @@ class SendHandlers(Handlers[SendContext]):
     def _store_members(
         self, connection: Connection, command: Command, sent: InnerMessage, members: list[InnerMessage]
     ) -> Command | None:
-        """Store the messages of a batch one by one, with one dispatch, because they are in a lite topic."""
+        """Store the messages of a batch in a lite topic one by one, with one dispatch. The fast path did not accept the
+        batch, for example because a message has unusual properties."""
         refusal = self._batch_refusal(sent)
         waits = self._waits(sent)
         if refusal is None and waits and self._lacks_replicas:

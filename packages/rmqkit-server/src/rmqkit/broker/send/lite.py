@@ -1,8 +1,9 @@
 """Sends to lite topics: the property ``__LITE_TOPIC`` names a lite topic of the message's topic.
 
 The broker checks the name, because it reaches it on every path, and makes the store enter the message in the light
-queue. Several messages of one lite topic in a batch are stored one by one, with one write. Apache's broker checks no
-names, and stores the messages of a batch in no lite topic. Source: lite.md §3, §4.
+queue. A batch in one lite topic is usually stored by the fast path. This module splits the other batches with lite
+topics, or refuses them. Apache's broker checks no names, and stores the messages of a batch in no lite topic.
+Source: lite.md §3, §4.
 """
 
 from __future__ import annotations
@@ -93,4 +94,5 @@ def _member(batch: InnerMessage, body: bytes, flag: int, properties: dict[str, s
         born_timestamp=batch.born_timestamp,
         born_host=batch.born_host,
         store_host=batch.store_host,
+        reconsume_times=batch.reconsume_times,
     )

@@ -55,8 +55,9 @@ _EPOCH_NAME = LITE_EPOCH.encode()
 _pack = LITE_ENTRY.pack
 _MINUTE_MS = 60_000
 _COMPACTED_AT = 1024
-_LINKS_MAX = 16384
-"""Maximum number of recent entries whose queue offset and jump are cached, without the entries of one run."""
+_RECENT_COUNT = 8192
+"""Number of recent entries whose number and jump are cached."""
+_NO_RECENT = array("q", [-1, -1, -1]) * _RECENT_COUNT
 _SCANNED_AT_ONCE = 32
 """Number of entries that a scan reads together: as many as a pull usually returns."""
 _SAVED_MAX = 5000
@@ -123,6 +124,8 @@ class LiteQueue:
         """Return up to ``count_max`` entries from a number on, oldest first."""
         table, entries = self._queues.table, self._queues.entries
         last = min(number + count_max, table.ends[self.slot]) - 1
+        if last < number:
+            return []  # without a read: a pull usually returns the newest messages, and looks for more
         found: list[LiteEntry] = []
         at = entries.first_where(table.tails[self.slot], lambda one: one.number >= last)
         while at is not None and at.number >= number:
@@ -193,8 +196,8 @@ class LiteQueues:
         self._is_indexed = True
         self._note_path, self._note = root / "lite" / "end", _Note()
         self._dead: deque[int] = deque()
-        # Queue offset and jump of recent entries: reading them from the file would cost most of a put.
-        self._links: dict[int, tuple[int, int]] = {}
+        # The cells of `Sends.lite_entries`: reading recent entries from the file would cost most of a put.
+        self._recent = _NO_RECENT[:]
         self._noted_slots = 0
         self.entries = LiteEntries(root / "lite" / "entries" / "0", file_bytes, dirty)
         self.table = LiteTable()
@@ -226,49 +229,39 @@ class LiteQueues:
             table.revive(slot, epoch=table.epochs[slot] + 1, first=table.nexts[slot], born=self._log.max_offset)
         return LiteQueue(self, slot, topic)
 
-    def assign(self, places: Sequence[tuple[str, str]], count_max: int) -> LiteRun | None:
-        """Assign the numbers of messages that are put together: ``places`` has parent and lite topic of each, with an
-        empty text for messages in no lite topic. Create missing lite topics, up to ``count_max``, and begin the next
-        life of expired ones. Return None, with nothing created, if there are too many. After the put, call `keep` or
-        `give_up`."""
-        table = self.table
-        states, nexts, epochs, parents = table.states, table.nexts, table.epochs, table.parents
-        run = LiteRun(places)
-        slots, numbers, lives, ends = run.slots, run.numbers, run.epochs, run.ends
-        for parent_name, name in places:
-            if not name:
-                slots.append(-1)
-                numbers.append(0)
-                lives.append(0)
-                continue
-            parent = parents.get(parent_name) or table.parent(parent_name)
-            slot = parent.slots.get(name, -1)
-            if slot < 0:
-                if len(table) >= count_max:
-                    self.give_up(run)
-                    return None
-                slot = table.add(parent, name, epoch=parent.first_epoch, first=0, born=self._log.max_offset)
-                run.created.append(slot)
-            elif states[slot] != Kind.LIVE:
-                table.revive(slot, epoch=epochs[slot] + 1, first=nexts[slot], born=self._log.max_offset)
-            number = ends.get(slot, -1)
-            if number < 0:
-                number = nexts[slot]
-            ends[slot] = number + 1
-            slots.append(slot)
-            numbers.append(number)
-            lives.append(epochs[slot])
+    def assign(self, sends: Sends, parents: list[str], count_max: int) -> LiteRun | None:
+        """Assign the numbers of messages that are put together. Create missing lite topics, up to ``count_max``, and
+        begin the next life of expired ones. Return None, with nothing created, if there are too many. After the put,
+        call `give_up` if the messages were not stored. ``parents``: `Sends.lite_parents` of the messages."""
+        table, run = self.table, LiteRun(sends)
+        slots = [(table.parents.get(name) or table.parent(name)).slots for name in parents]
+        # The core cannot read columns without rows.
+        if not table.names or not sends.enter_lite(slots, table.states, table.nexts, table.epochs):
+            if not self._create(run, count_max):
+                return None
+            is_entered = sends.enter_lite(slots, table.states, table.nexts, table.epochs)
+            assert is_entered, "all lite topics live"
         run.generation = table.generation
         return run
 
-    def keep(self, run: LiteRun) -> None:
-        """Note that the messages of a run are stored."""
-        nexts = self.table.nexts
-        for slot, end in run.ends.items():
-            nexts[slot] = end
+    def _create(self, run: LiteRun, count_max: int) -> bool:
+        """Create the missing lite topics of a run, and begin the next life of expired ones. Return False, with nothing
+        created, if there are too many."""
+        table, born = self.table, self._log.max_offset
+        for parent_name, name in run.lite_topics():
+            parent = table.parent(parent_name)
+            slot = parent.slots.get(name)
+            if slot is None:
+                if len(table) >= count_max:
+                    self.give_up(run)
+                    return False
+                run.created.append(table.add(parent, name, epoch=parent.first_epoch, first=0, born=born))
+            elif not table.is_live(slot):
+                table.revive(slot, epoch=table.epochs[slot] + 1, first=table.nexts[slot], born=born)
+        return True
 
     def give_up(self, run: LiteRun) -> None:
-        """Take back the numbers of a run that was not stored, and forget the lite topics that it created."""
+        """Forget the lite topics that a run created, because its messages were not stored."""
         for slot in run.created:
             self.table.forget(slot, had_messages=False)
 
@@ -316,59 +309,23 @@ class LiteQueues:
                 raise
         return entered
 
-    def enter_run(self, run: LiteRun, sends: Sends, start: int, end: int) -> bool:
+    def enter_run(self, run: LiteRun, start: int, end: int) -> bool:
         """Enter the messages of a run in their light queues, with one write. Their records are between two physical
         offsets. Return False, with nothing entered, if they have to be entered with `enter`: some are entered already,
         or the lite topics have changed since the put. Raises OSError: a write failed; nothing was entered."""
-        table, entries = self.table, self.entries
+        table, entries, sends = self.table, self.entries, run.sends
         if not self._is_indexed or run.generation != table.generation or entries.max_physical_offset > start:
             return False
-        all_tails, links, made = table.tails, entries.links, self._links
-        tails: dict[int, int] = {}
-        if len(made) > _LINKS_MAX:
-            made.clear()
-        previous_ones: list[int] = []
-        jumps: list[int] = []
         index = entries.max_offset
-        for slot, number in zip(run.slots, run.numbers, strict=True):
-            if slot < 0:
-                previous_ones.append(-1)
-                jumps.append(-1)
-                continue
-            previous = jump = tails.get(slot, all_tails[slot])
-            if previous >= 0 and (before := made.get(previous) or links(previous)) is not None and before[1] >= 0:
-                target = made.get(before[1]) or links(before[1])
-                if target is not None and target[1] >= 0:
-                    further = made.get(target[1]) or links(target[1])
-                    if further is not None and before[0] - target[0] == target[0] - further[0]:
-                        jump = target[1]
-            previous_ones.append(previous)
-            jumps.append(jump)
-            made[index] = number, jump
-            tails[slot] = index
-            index += 1
         try:
-            entries.append_all(sends.lite_entries(run.slots, previous_ones, jumps), end)
+            entries.append_all(sends.lite_entries(index, table.tails, self._recent, entries.links), end)
         except OSError:
-            made.clear()
+            self._recent[:] = _NO_RECENT  # other entries will get these indexes
             raise
-        return self._entered(run, tails)
-
-    def _entered(self, run: LiteRun, tails: dict[int, int]) -> bool:
-        """Move the ends of the queues of a run after its entries were written. ``tails``: the index of the newest entry
-        by slot. Return True."""
-        table, second = self.table, max(0, run.store_timestamp // 1000)
-        all_tails, ends, seconds = table.tails, table.ends, table.seconds
-        first_numbers = dict(zip(reversed(run.slots), reversed(run.numbers), strict=True))
-        for slot, tail in tails.items():
-            seconds[slot] = second
-            if all_tails[slot] < 0:
-                table.firsts[slot] = first_numbers[slot]
-                parent = table.parent_of(slot)
-                if parent.ttl_minutes is not None:
-                    self._plan(parent, slot)
-            all_tails[slot] = tail
-            ends[slot] = run.ends[slot]
+        for slot in sends.entered_lite(index, table.tails, table.firsts, table.ends, table.seconds):
+            parent = table.parent_of(slot)
+            if parent.ttl_minutes is not None:
+                self._plan(parent, slot)
         return True
 
     def _slot_for(
@@ -512,7 +469,7 @@ class LiteQueues:
     def index(self) -> None:
         """Find the newest entry of each lite topic, and add lite topics that are only in the entries."""
         self._is_indexed = True
-        self._links.clear()
+        self._recent[:] = _NO_RECENT
         table = self.table
         tails = _newest_entries(self.entries)
         table.grow_to(len(tails))

@@ -23,11 +23,13 @@ from array import array
 from collections import deque
 from collections.abc import Iterator
 
+from rmqkit.protocol.core import LIVE
 from rmqkit.store.lite.journal import Kind, LiteNote
 
 __all__ = ["LiteParent", "LiteTable"]
 
 _FREE, _LIVE, _DEAD = int(Kind.FREE), int(Kind.LIVE), int(Kind.DEAD)
+assert _LIVE == LIVE, "`Sends.enter_lite` reads the states"
 
 
 class LiteParent:
