@@ -70,6 +70,9 @@ def test_a_package_that_is_missing_is_reported_with_what_needs_it(monkeypatch, i
 FRAMEWORKS = [
     ("rmqkit.faststream", "faststream", "faststream", "faststream"),
     ("rmqkit.kombu", "kombu", "kombu", "celery"),
+    ("rmqkit.mcp", "mcp", "mcp", "mcp"),
+    ("rmqkit.a2a", "a2a", "a2a-sdk", "a2a"),
+    ("rmqkit.channels", "channels", "channels", "channels"),
     ("rmqkit.client.observe.otel", "opentelemetry", "OpenTelemetry", "otel"),
     ("rmqkit.client.observe.instrumentor", "opentelemetry.instrumentation", "OpenTelemetry", "otel"),
 ]

@@ -15,6 +15,7 @@ from rmqkit.errors import ExtraMissing
 __all__ = ["install", "needed"]
 
 _PACKAGES = {
+    "a2a": "a2a-sdk",
     "fast_depends": "faststream",
     "google": "protobuf",
     "grpc": "grpcio",

@@ -15,7 +15,17 @@ a stream without a consumer group, each from any event on. A stream expires a fi
 from rmqkit.errors import EventIdIllegal, StreamExpired
 from rmqkit.streams.embedded import embedded
 from rmqkit.streams.event import Event
+from rmqkit.streams.names import stream_name
 from rmqkit.streams.reader import StreamReader
 from rmqkit.streams.streams import Streams, open  # noqa: A004
 
-__all__ = ["Event", "EventIdIllegal", "StreamExpired", "StreamReader", "Streams", "embedded", "open"]
+__all__ = [
+    "Event",
+    "EventIdIllegal",
+    "StreamExpired",
+    "StreamReader",
+    "Streams",
+    "embedded",
+    "open",
+    "stream_name",
+]

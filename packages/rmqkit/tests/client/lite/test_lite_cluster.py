@@ -1,4 +1,4 @@
-"""Lite topics of two brokers: where they are, which brokers get subscriptions, and what stays when a broker stops.
+"""Lite topics of two brokers: where they are, which broker gets subscriptions, and what stays when a broker stops.
 
 Source: lite.md §13.
 """

@@ -207,13 +207,17 @@ class Portal:
         Raises RuntimeError: the caller runs on the loop, which would then wait for itself."""
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking client cannot be used on its own loop: use rmqkit's coroutines there")
-        running = asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
+        running = self.submit(work)
         try:
             return running.result()
         except BaseException:
             # An interrupt only ends the wait. Without this call, the coroutine would continue without a caller.
             running.cancel()
             raise
+
+    def submit(self, work: Callable[[], Awaitable[T]]) -> concurrent.futures.Future[T]:
+        """Call a function on the loop and return the future of its result."""
+        return asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
 
     def close_at_exit(self, client: _Closable) -> None:
         """Close a client at the exit of the interpreter if the client still exists."""
