@@ -15,6 +15,7 @@ from tests.interop.apache import WITH_TLS, ApachePair, open_store_with_apache
 from tests.interop.grpc.apache_proxy import PROXY_POM, prepare_proxy, run_apache_proxy
 from tests.interop.grpc.scene import Place
 from tests.interop.kit import ApacheKit, Unavailable, default_version, prepare
+from tests.interop.reference import reason_to_skip
 from tests.interop.sharing import shared_servers
 from tests.interop.standalone import Standalone, run_standalone
 
@@ -84,6 +85,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.interop)
             item.add_marker(pytest.mark.timeout(TIMEOUT_SECONDS))
+            if (reason := reason_to_skip(item.nodeid, default_version())) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
