@@ -15,12 +15,14 @@ import itertools
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, wait
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.interop.suite.scene import Peer, Scene
 
+HERE = Path(__file__).parent
 AT_ONCE = 12
 SECONDS_MAX = 500.0
 """Time limit of one behaviour, from its own start. Several waits of `consuming.SECONDS` fit into it."""
@@ -87,8 +89,10 @@ class Runner:
 
 
 def is_behaviour(item: pytest.Item) -> bool:
-    """Return True if the runner runs the item: a coroutine function that accepts a scene."""
-    return isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj) and "scene" in item.fixturenames
+    """Return True if the runner runs the item: a coroutine function of this folder that accepts a scene."""
+    if not isinstance(item, pytest.Function) or HERE not in item.path.parents:
+        return False
+    return inspect.iscoroutinefunction(item.obj) and "scene" in item.fixturenames
 
 
 def is_marked(item: pytest.Item, name: str) -> bool:
