@@ -37,6 +37,7 @@ MASTER_STOPS = [
     (Stage.DELIVERED, "BrokerContext.persist_delivered"),
 ]
 SLAVE_STOPS = [
+    (Stage.SERVICES, "LiteService.close"),
     (Stage.SERVICES, "SlaveRole.close"),
     (Stage.SERVICES, "Timer.stop"),
     (Stage.REGISTRATION, "Registration.stop"),
