@@ -7,9 +7,10 @@ part         figures
 ===========  ==========================================================================================================
 topics       memory per idle lite topic, files and descriptors of the broker; starts after a clean stop and a SIGKILL,
              with the first append and read after each
-append       an event of 200 bytes, 64 sessions writing without a pause: milliseconds, CPU time of the broker per
+append       an event of 200 bytes, 64 sessions writing: milliseconds at 20 events a second of each session, and without
+             a pause, which is the time in the queue of the client. Without a pause also the CPU time of the broker per
              event, and the same of a send to an ordinary topic
-reader       milliseconds from the call of `append` to the event at a reader that waits
+reader       milliseconds from the call of `append`, and from its return, to the event at a reader that waits
 sessions     a writer and a reader for each session, in two processes; each reader connects again twice. Every event
              is checked: nothing lost, repeated or out of order
 ===========  ==========================================================================================================
@@ -205,6 +206,10 @@ async def append(name_servers: str, pid: int, arguments: argparse.Namespace) -> 
             "send": lambda session: producer.send(Message(topic="Ordinary", body=body)),
         }
         await works["send"](0)
+        await written(works["append"], arguments.writers, arguments.events // 10)  # a warm-up
+        taken = await written(works["append"], arguments.writers, 200 * arguments.writers, pause_s=1 / arguments.rate)
+        cuts = statistics.quantiles(taken, n=100)
+        paced = {"p50_ms": round(cuts[49], 2), "p99_ms": round(cuts[98], 2)}
         for turn in range(11):
             for name, work in works.items():
                 before = cpu_seconds(pid)
@@ -217,16 +222,22 @@ async def append(name_servers: str, pid: int, arguments: argparse.Namespace) -> 
         cuts = statistics.quantiles(taken, n=100)
         cpu_us = broker_s[name] * 1e6 / len(taken)
         figures[name] = {"p50_ms": round(cuts[49], 2), "p99_ms": round(cuts[98], 2), "broker_cpu_us": round(cpu_us, 1)}
+    figures["paced"] = paced
     figures["cpu_append_by_send"] = round(broker_s["append"] / broker_s["send"], 2)
     return figures
 
 
-async def written(work: Callable[[int], Awaitable[Any]], writers: int, count: int) -> list[float]:
-    """Do some work from several sessions, without a pause. Return the milliseconds of each piece of work."""
+async def written(
+    work: Callable[[int], Awaitable[Any]], writers: int, count: int, *, pause_s: float = 0
+) -> list[float]:
+    """Do some work from several sessions, each with a pause. Return the milliseconds of each piece of work."""
     spent_ms: list[float] = []
+    start = time.perf_counter()
 
     async def one_writer(session: int) -> None:
-        for _ in range(count // writers):
+        for number in range(count // writers):
+            if pause_s:
+                await asyncio.sleep(start + pause_s * (number + session / writers) - time.perf_counter())
             begin = time.perf_counter()
             await work(session)
             spent_ms.append((time.perf_counter() - begin) * 1000)
@@ -238,12 +249,13 @@ async def written(work: Callable[[int], Awaitable[Any]], writers: int, count: in
 async def reader(name_servers: str, pid: int, arguments: argparse.Namespace) -> Figures:
     """Append an event every 5 ms to one of a few streams with a waiting reader each."""
     came: dict[str, float] = {}
-    spent_ms: list[float] = []
+    returned: dict[str, float] = {}
+    arrived: dict[str, float] = {}
     async with open_streams(name_servers, PARENT) as streams:
 
         async def one_reader(session: str) -> None:
             async for event in streams.read(session):
-                spent_ms.append((time.perf_counter() - came[event.text]) * 1000)  # noqa: PERF401 - while they come
+                arrived[event.text] = time.perf_counter()
 
         sessions = [f"reader-{number}" for number in range(8)]
         for session in sessions:
@@ -251,19 +263,23 @@ async def reader(name_servers: str, pid: int, arguments: argparse.Namespace) -> 
             await streams.append(session, session)
         readers = [asyncio.create_task(one_reader(session)) for session in sessions]
         await asyncio.sleep(1)
-        spent_ms.clear()
+        arrived.clear()
         for number, session in zip(range(2000), itertools.cycle(sessions), strict=False):
             text = f"{session} {number}"
             came[text] = time.perf_counter()
             await streams.append(session, text)
+            returned[text] = time.perf_counter()
             await asyncio.sleep(0.005)
         await asyncio.sleep(0.5)
         for one in readers:
             one.cancel()
         await asyncio.gather(*readers, return_exceptions=True)
-    assert len(spent_ms) == 2000, f"{len(spent_ms)} of 2000 events came"
-    cuts = statistics.quantiles(spent_ms, n=100)
-    return {"p50_ms": round(cuts[49], 2), "p99_ms": round(cuts[98], 2)}
+    assert len(arrived) == 2000, f"{len(arrived)} of 2000 events came"
+    figures = {}
+    for name, since in (("from_call", came), ("from_return", returned)):
+        cuts = statistics.quantiles([(at - since[text]) * 1000 for text, at in arrived.items()], n=100)
+        figures[name] = {"p50_ms": round(cuts[49], 2), "p99_ms": round(cuts[98], 2)}
+    return figures
 
 
 # ---------------------------------------------------------------- many sessions
