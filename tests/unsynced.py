@@ -17,7 +17,6 @@ def leave_unsynced() -> None:
         os.fdatasync = _fdatasync
 
 
-# Use two functions, because disks that refuse only one of them recognize it by identity.
 def _fsync(fd: int) -> None:
     os.fstat(fd)
 

@@ -1,8 +1,8 @@
 """A disk that forgets: it records the file operations of a store, and creates the files that a power cut may leave.
 
-While entered, `Recorder` replaces functions of ``os`` for the store: it executes every operation on a file below its
-directory and records it with a sequence number, its time. It only records fdatasync and fsync. It detects changes in
-the mapped slots of index files before the next operation. `Recorder.cut` then creates the directory as a disk may hold
+While entered, `Recorder` replaces functions of `rmqkit.system.disk`: it executes every operation on a file below its
+directory and records it with a sequence number, its time. It only records syncs. It detects changes in the mapped
+slots of index files before the next operation. `Recorder.cut` then creates the directory as a disk may hold
 it when the power fails at a time:
 
 ==============  =======================================================================================================
@@ -18,19 +18,17 @@ Not modelled: bytes that decay after a sync, and disks that report a sync too ea
 
 from __future__ import annotations
 
-import builtins
 import mmap
 import os
 import random
-import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from rmqkit.store.index import file as index_file
+from rmqkit.system import disk
 
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
@@ -96,7 +94,7 @@ class Recorder:
         self._open: dict[int, File | Directory] = {}
         self._maps: list[tuple[File, mmap.mmap, bytearray]] = []
         self._real: dict[str, Any] = {}
-        self._patched: list[tuple[Any, str, Any]] = []
+        self._standing: AbstractContextManager[None] = nullcontext()
         self.root = self._load(base)
 
     def _load(self, path: Path) -> Directory:
@@ -115,41 +113,26 @@ class Recorder:
         "open",
         "close",
         "pwrite",
-        "ftruncate",
-        "fsync",
-        "fdatasync",
-        "unlink",
+        "truncate",
+        "sync_file",
+        "sync_data",
+        "map_file",
+        "remove",
         "rename",
-        "replace",
-        "mkdir",
-        "rmdir",
+        "make_directory",
+        "remove_directory",
+        "remove_tree",
     )
 
     def __enter__(self) -> Recorder:
-        mine = {getattr(os, name): getattr(self, f"_{name}_") for name in self._FUNCTIONS}
-        self._real = {name: getattr(os, name) for name in self._FUNCTIONS}
-        modules = [module for name, module in sys.modules.items() if name.startswith("rmqkit.store.")]
-        for holder in (os, *modules):
-            for name, value in list(vars(holder).items()):
-                if callable(value) and value.__hash__ is not None and value in mine:
-                    self._patch(holder, name, mine[value])
-        for module in modules:
-            self._patch(module, "open", self._open_stream)
-        self._patch(index_file, "mmap", SimpleNamespace(mmap=self._mmap_))
+        self._real = {name: getattr(disk, name) for name in self._FUNCTIONS}
+        self._standing = disk.replaced({name: getattr(self, f"_{name}_") for name in self._FUNCTIONS})
+        self._standing.__enter__()
         return self
-
-    def _patch(self, holder: Any, name: str, value: Any) -> None:
-        self._patched.append((holder, name, vars(holder).get(name)))
-        setattr(holder, name, value)
 
     def __exit__(self, *exc_info: object) -> None:
         self._note_mapped()
-        for holder, name, value in reversed(self._patched):
-            if value is None:
-                delattr(holder, name)
-            else:
-                setattr(holder, name, value)
-        self._patched.clear()
+        self._standing.__exit__(None, None, None)
 
     def _parts(self, path: Any) -> tuple[Directory, str] | None:
         """Return the directory and the name of a path below the base, or None for other paths."""
@@ -224,9 +207,10 @@ class Recorder:
                 node.journaled.append(self.time)
         return count
 
-    def _mmap_(self, descriptor: int, length: int) -> mmap.mmap:
-        mapping, node = mmap.mmap(descriptor, length), self._open.get(descriptor)
-        if isinstance(node, File):
+    def _map_file_(self, descriptor: int, size: int, *, writable: bool = False) -> mmap.mmap:
+        mapping: mmap.mmap = self._real["map_file"](descriptor, size, writable=writable)
+        node = self._open.get(descriptor)
+        if isinstance(node, File) and writable:
             self._maps.append((node, mapping, bytearray(mapping)))
         return mapping
 
@@ -242,20 +226,20 @@ class Recorder:
                     self.time += 1
                     node.writes.append((self.time, at, sector))
 
-    def _ftruncate_(self, descriptor: int, length: int) -> None:
+    def _truncate_(self, descriptor: int, length: int) -> None:
         node = self._open.get(descriptor)
         if isinstance(node, File):
             self.before()
         with self._lock:
-            self._real["ftruncate"](descriptor, length)
+            self._real["truncate"](descriptor, length)
             if isinstance(node, File):
                 node.sizes.append((self._tick(node), length))
                 node.size = length
 
-    def _fsync_(self, descriptor: int) -> None:
+    def _sync_file_(self, descriptor: int) -> None:
         node = self._open.get(descriptor)
         if node is None:
-            self._real["fsync"](descriptor)
+            self._real["sync_file"](descriptor)
             return
         self._note_mapped()
         begun = self._tick()
@@ -263,30 +247,38 @@ class Recorder:
         self.of_interest.append(self._tick())
         node.syncs.append((begun, self.time))
 
-    _fdatasync_ = _fsync_
+    _sync_data_ = _sync_file_
 
-    def _unlink_(self, path: Any, **keywords: Any) -> None:
-        self._remove("unlink", path, keywords)
+    def _remove_(self, path: Path, *, missing_ok: bool = False) -> None:
+        self._remove_name("remove", path, missing_ok=missing_ok)
 
-    def _rmdir_(self, path: Any, **keywords: Any) -> None:
-        self._remove("rmdir", path, keywords)
+    def _remove_directory_(self, path: Path) -> None:
+        self._remove_name("remove_directory", path)
 
-    def _remove(self, function: str, path: Any, keywords: dict[str, Any]) -> None:
+    def _remove_tree_(self, path: Path) -> None:
+        if not self._parts(path):
+            self._real["remove_tree"](path)
+        elif path.is_dir():
+            for one in path.iterdir():
+                (self._remove_tree_ if one.is_dir() else self._remove_)(one)
+            self._remove_directory_(path)
+
+    def _remove_name(self, function: str, path: Path, **keywords: Any) -> None:
         place = self._parts(path)
         if place:
             self.before()
         with self._lock:
             self._real[function](path, **keywords)
-            if place:
+            if place and place[1] in place[0].live:
                 directory, name = place
                 self._enter_name(directory, {name: None}, directory.live[name])
 
-    def _rename_(self, source: Any, target: Any, **keywords: Any) -> None:
+    def _rename_(self, source: Any, target: Any) -> None:
         places = self._parts(source), self._parts(target)
         if places[0]:
             self.before()
         with self._lock:
-            self._real["rename"](source, target, **keywords)
+            self._real["rename"](source, target)
             if places[0] and places[1]:
                 (directory, old), (other, new) = places
                 node = directory.live[old]
@@ -296,22 +288,15 @@ class Recorder:
                     self._enter_name(other, {new: node}, node)
                     self._enter_name(directory, {old: None}, node)
 
-    _replace_ = _rename_
-
-    def _mkdir_(self, path: Any, *arguments: Any, **keywords: Any) -> None:
+    def _make_directory_(self, path: Path) -> None:
         place = self._parts(path)
         if place:
             self.before()
         with self._lock:
-            self._real["mkdir"](path, *arguments, **keywords)
-            if place:
+            self._real["make_directory"](path)
+            if place and place[1] not in place[0].live:
                 node = Directory()
                 self._enter_name(place[0], {place[1]: node}, node)
-
-    def _open_stream(self, path: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
-        if mode == "wb" and self._parts(path):
-            return _Stream(self, path)
-        return builtins.open(path, mode, *arguments, **keywords)
 
     # ---- what is left
 
@@ -332,31 +317,6 @@ class Recorder:
     def live_tree(self) -> dict[str, bytes | None]:
         """Return the present state of the recorded directory: path to content, None for directories."""
         return dict(_live(self.root, ""))
-
-
-class _Stream:
-    """A file opened for writing by ``open(path, "wb")``, with the methods that the store uses."""
-
-    def __init__(self, recorder: Recorder, path: Any) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
-        self._position = 0
-
-    def write(self, data: bytes) -> int:
-        count = os.pwrite(self._fd, data, self._position)
-        self._position += count
-        return count
-
-    def flush(self) -> None:
-        """Do nothing: every write is immediate."""
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        os.close(self._fd)
 
 
 def _synced(node: File | Directory, time: int) -> int:
@@ -474,7 +434,7 @@ def _write_page(
 
 
 def _write_sparse(path: Path, content: bytes) -> None:
-    with builtins.open(path, "wb") as file:
+    with path.open("wb") as file:
         for start in range(0, len(content), PAGE_BYTES):
             page = content[start : start + PAGE_BYTES]
             if page.count(0) != len(page):

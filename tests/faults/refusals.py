@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import sys
 import threading
@@ -12,17 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rmqkit.system import disk
+
 OPERATIONS = (
     "open",
     "pwrite",
-    "ftruncate",
-    "posix_fallocate",
-    "fsync",
-    "fdatasync",
-    "unlink",
+    "truncate",
+    "reserve",
+    "sync_file",
+    "sync_data",
+    "remove",
     "rename",
-    "replace",
-    "mkdir",
+    "make_directory",
 )
 
 
@@ -94,32 +96,13 @@ class RefusingDisk:
 
     @contextmanager
     def installed(self) -> Iterator[RefusingDisk]:
-        """Replace functions of ``os`` for the store."""
-        self._real = {name: getattr(os, name) for name in OPERATIONS}
-        patched: list[tuple[Any, str, Any]] = []
-        modules = [module for name, module in list(sys.modules.items()) if name.startswith("rmqkit.store")]
-        for holder in (os, *modules):
-            for name, value in list(vars(holder).items()):
-                operation = next((one for one in OPERATIONS if value is self._real[one]), None)
-                if operation is not None:
-                    patched.append((holder, name, value))
-                    setattr(holder, name, _Standing(self, operation))
-        try:
-            yield self
-        finally:
-            self.repair()
-            for holder, name, value in patched:
-                setattr(holder, name, value)
-
-
-class _Standing:
-    """A replacement of one function of ``os``."""
-
-    def __init__(self, disk: RefusingDisk, operation: str) -> None:
-        self._disk, self._operation = disk, operation
-
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._disk.call(self._operation, *arguments, **keywords)
+        """Replace functions of `rmqkit.system.disk`."""
+        self._real = {name: getattr(disk, name) for name in OPERATIONS}
+        with disk.replaced({name: functools.partial(self.call, name) for name in OPERATIONS}):
+            try:
+                yield self
+            finally:
+                self.repair()
 
 
 NO_SPACE, READ_ONLY, BROKEN = errno.ENOSPC, errno.EROFS, errno.EIO

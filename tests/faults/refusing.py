@@ -67,10 +67,10 @@ FILES = {
 }
 OPERATIONS = {
     "write": ("pwrite",),
-    "fsync": ("fsync", "fdatasync"),
-    "open": ("open", "mkdir"),
-    "truncate": ("ftruncate", "posix_fallocate"),
-    "rename": ("rename", "replace"),
+    "fsync": ("sync_file", "sync_data"),
+    "open": ("open", "make_directory"),
+    "truncate": ("truncate", "reserve"),
+    "rename": ("rename",),
 }
 ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EDQUOT": errno.EDQUOT}
 TIMES = {"once": 1, "5 times": 5, "until released": None}

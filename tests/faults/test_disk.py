@@ -77,8 +77,8 @@ def check_sound(root: Path, settings: StoreSettings, expected: list[bytes]) -> N
 
 FULL = [
     pytest.param("open", "commitlog", PutStatus.CREATE_MAPPED_FILE_FAILED, id="name of a log file"),
-    pytest.param("ftruncate", "commitlog", PutStatus.CREATE_MAPPED_FILE_FAILED, id="length of a log file"),
-    pytest.param("fsync", "commitlog", PutStatus.CREATE_MAPPED_FILE_FAILED, id="directory of a log file"),
+    pytest.param("truncate", "commitlog", PutStatus.CREATE_MAPPED_FILE_FAILED, id="length of a log file"),
+    pytest.param("sync_file", "commitlog", PutStatus.CREATE_MAPPED_FILE_FAILED, id="directory of a log file"),
     pytest.param("pwrite", "commitlog", PutStatus.SERVICE_NOT_AVAILABLE, id="record"),
 ]
 
@@ -130,7 +130,7 @@ def test_full_disk_of_a_queue_stops_puts_until_it_has_room(
     stored = [b"first"]
     with opened(tmp_path / "s", settings) as store:
         put_all(store, message(body=b"first", KEYS="k"))
-        disk.refuse(NO_SPACE, "pwrite", "open", "ftruncate", path="/consumequeue", taken_bytes=taken_bytes)
+        disk.refuse(NO_SPACE, "pwrite", "open", "truncate", path="/consumequeue", taken_bytes=taken_bytes)
         for number in range(50):
             result = store.put(message(body=b"%d" % number, KEYS="k"))
             if result.status is not PutStatus.OK:
@@ -148,7 +148,7 @@ def test_full_disk_of_a_queue_stops_puts_until_it_has_room(
 
 
 @pytest.mark.parametrize("taken_bytes", [0, 7])
-@pytest.mark.parametrize("operations", [("pwrite",), ("open",), ("ftruncate",), ("posix_fallocate",)])
+@pytest.mark.parametrize("operations", [("pwrite",), ("open",), ("truncate",), ("reserve",)])
 def test_full_disk_of_the_index_leaves_it_behind_and_stops_nothing(
     tmp_path: Path,
     disk: RefusingDisk,
@@ -220,10 +220,10 @@ def test_full_disk_of_the_checkpoint_holds_up_nothing(
     check_sound(tmp_path / "s", settings, [b"first", b"goes on", b"goes on"])
 
 
-@pytest.mark.parametrize("operation", ["mkdir", "replace", "open", "pwrite", "fsync"])
+@pytest.mark.parametrize("operation", ["make_directory", "rename", "open", "pwrite", "sync_file"])
 def test_configuration_that_cannot_be_saved_stays_as_it_was(tmp_path: Path, disk: RefusingDisk, operation: str) -> None:
     file = JsonFile(tmp_path / "config" / "topics.json")
-    if operation != "mkdir":
+    if operation != "make_directory":
         file.save({"number": 1})
     disk.refuse(NO_SPACE, operation, path="config")
     try:
@@ -234,7 +234,7 @@ def test_configuration_that_cannot_be_saved_stays_as_it_was(tmp_path: Path, disk
         saved = False
     disk.repair()
     value = JsonFile(tmp_path / "config" / "topics.json").load(dict)
-    assert saved or value in ({"number": 1}, {"number": 2}, None if operation == "mkdir" else {"number": 1})
+    assert saved or value in ({"number": 1}, {"number": 2}, None if operation == "make_directory" else {"number": 1})
     file.save({"number": 3})
     assert file.load(dict) == {"number": 3}
 
@@ -270,7 +270,7 @@ def test_disk_that_becomes_read_only_refuses_puts_and_keeps_reads(tmp_path: Path
 
 @pytest.mark.parametrize("times", [1, 3, None])
 @pytest.mark.parametrize("is_clean", [True, False])
-@pytest.mark.parametrize("operation", ["open", "pwrite", "ftruncate", "fsync", "fdatasync", "unlink", "replace"])
+@pytest.mark.parametrize("operation", ["open", "pwrite", "truncate", "sync_file", "sync_data", "remove", "rename"])
 def test_a_start_that_the_disk_refuses_loses_nothing(
     tmp_path: Path, disk: RefusingDisk, operation: str, times: int | None, *, is_clean: bool
 ) -> None:
@@ -307,7 +307,7 @@ def test_sends_over_a_broken_disk(
     async def breaks() -> None:
         async with Cluster(tmp_path, store=store) as cluster:
             assert (await cluster.send(body=b"kept")).code == ResponseCode.SUCCESS
-            disk.refuse(BROKEN, "fdatasync", path="commitlog")
+            disk.refuse(BROKEN, "sync_data", path="commitlog")
             answers = await asyncio.gather(*(cluster.send(body=b"lost") for _ in range(5)))
             later = await cluster.send(body=b"refused")
             assert later.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -338,7 +338,7 @@ def test_sends_over_a_broken_disk(
     ("operation", "path", "code"),
     [
         ("pwrite", "commitlog", ResponseCode.SERVICE_NOT_AVAILABLE),
-        ("ftruncate", "commitlog", ResponseCode.SYSTEM_ERROR),
+        ("truncate", "commitlog", ResponseCode.SYSTEM_ERROR),
     ],
 )
 def test_sends_over_a_full_disk(
@@ -405,7 +405,7 @@ def test_broker_on_a_disk_over_its_mark_refuses_the_first_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, used: int, answer: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     figures = SimpleNamespace(f_blocks=100, f_bfree=100 - used, f_bavail=100 - used, f_frsize=1 << 30)
-    monkeypatch.setattr(os, "statvfs", lambda path: figures)
+    monkeypatch.setattr("rmqkit.system.disk.space", lambda path: figures)
 
     async def start() -> None:
         async with Cluster(tmp_path) as cluster:

@@ -18,6 +18,7 @@ from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.queues.consume_queue import ENTRY
 from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.system import disk
 from rmqkit.testing.clock import StandingClock
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 
@@ -37,7 +38,7 @@ class Synced:
             self.names.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
             real(descriptor)
 
-        monkeypatch.setattr(os, "fdatasync", fdatasync)
+        monkeypatch.setattr("rmqkit.system.disk.sync_data", fdatasync)
 
 
 @pytest.fixture
@@ -245,7 +246,7 @@ def test_names_of_new_directories_reach_the_disk(tmp_path: Path, monkeypatch: py
         synced.add(str(Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(tmp_path)))
         real(descriptor)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr("rmqkit.system.disk.sync_file", fsync)
     with opened(tmp_path / "new" / "s", quiet()) as store:
         put_all(store, message())
         store.flusher.flush_log()
@@ -293,7 +294,7 @@ def test_first_configuration_is_never_half_there(tmp_path: Path, monkeypatch: py
 
     file = JsonFile(tmp_path / "c.json")
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
+        patch.setattr("rmqkit.system.disk.sync_file", fsync)
         with pytest.raises(StoreUnavailable):
             file.save({"number": 1})
     assert not file.path.exists() and file.load(dict) is None
@@ -303,15 +304,15 @@ def test_stop_on_a_disk_that_deletes_nothing_ends_in_order(tmp_path: Path, monke
     store = MessageStore(tmp_path / "s", quiet(flush_disk_type=FlushDiskType.SYNC_FLUSH))
     store.open()
     put_all(store, message())
-    real = os.unlink
+    real = disk.remove
 
-    def unlink(path: Any, **keywords: Any) -> None:
+    def remove(path: Any, **keywords: Any) -> None:
         if "commitlog" in str(path):
             raise OSError(30, "Read-only file system")
         real(path, **keywords)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", unlink)
+        patch.setattr(disk, "remove", remove)
         store.close()
     with opened(tmp_path / "s", quiet()) as store:
         assert len(read_all(store, "TopicTest")) == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rmqkit.system import disk
 from tests.examples import chosen_seed, many
 from tests.faults.disk import CutStyle, Recorder
 from tests.faults.power_cut import PowerCuts
@@ -37,11 +38,11 @@ def test_store_survives_power_cuts(tmp_path: Path, number: int) -> None:
 
 
 def write(path: Path, data: bytes, position: int = 0, *, sync: bool = False) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT)
-    os.pwrite(fd, data, position)
+    fd = disk.open(path, os.O_RDWR | os.O_CREAT)
+    disk.pwrite(fd, data, position)
     if sync:
-        os.fdatasync(fd)
-    os.close(fd)
+        disk.sync_data(fd)
+    disk.close(fd)
 
 
 def states(recorder: Recorder, folder: Path, style: CutStyle, count: int = 60) -> set[tuple[tuple[str, bytes], ...]]:
@@ -65,9 +66,9 @@ def base(tmp_path: Path) -> Path:
 def test_synced_bytes_and_names_stay(base: Path, tmp_path: Path) -> None:
     with Recorder(base) as recorder:
         write(base / "f", b"a" * 5000, sync=True)
-        directory = os.open(base, os.O_RDONLY)
-        os.fsync(directory)
-        os.close(directory)
+        directory = disk.open(base, os.O_RDONLY)
+        disk.sync_file(directory)
+        disk.close(directory)
     for pages in ("old", "mixed", "torn"):
         assert states(recorder, tmp_path, CutStyle(pages, is_loose=True)) == {(("f", b"a" * 5000),)}
 
@@ -94,9 +95,9 @@ def test_torn_pages_have_whole_sectors(base: Path, tmp_path: Path) -> None:
 def test_names_come_and_go_in_their_order(base: Path, tmp_path: Path) -> None:
     with Recorder(base) as recorder:
         write(base / "a", b"")
-        (base / "a").rename(base / "b")
+        disk.rename(base / "a", base / "b")
         write(base / "c", b"")
-        (base / "b").unlink()
+        disk.remove(base / "b")
     names = {
         tuple(name for name, _ in state) for state in states(recorder, tmp_path, CutStyle("mixed", is_loose=False))
     }
@@ -119,19 +120,24 @@ def test_sync_of_a_file_brings_the_journal_before_it(base: Path, tmp_path: Path)
 def test_file_rewritten_holds_the_old_or_the_new_bytes(base: Path, tmp_path: Path) -> None:
     write(base / "f", b"old")
     with Recorder(base) as recorder:
-        fd = os.open(base / "f", os.O_RDWR | os.O_TRUNC)
-        os.pwrite(fd, b"newer", 0)
-        os.close(fd)
+        fd = disk.open(base / "f", os.O_RDWR | os.O_TRUNC)
+        disk.pwrite(fd, b"newer", 0)
+        disk.close(fd)
     found = {dict(state)["f"] for state in states(recorder, tmp_path, CutStyle("mixed", is_loose=False))}
     assert found == {b"old", b"", b"\0" * 5, b"newer"}
 
 
 def test_what_was_recorded_is_what_was_done(base: Path) -> None:
     with Recorder(base) as recorder:
-        (base / "d").mkdir()
+        disk.make_directory(base / "d")
+        disk.make_directory(base / "d")
         write(base / "d" / "f", b"abc", 2)
-        fd = os.open(base / "d" / "f", os.O_RDWR)
-        os.ftruncate(fd, 4)
-        os.close(fd)
+        fd = disk.open(base / "d" / "f", os.O_RDWR)
+        disk.truncate(fd, 4)
+        disk.close(fd)
+        disk.make_directories(base / "gone" / "below")
+        write(base / "gone" / "below" / "f", b"x")
+        disk.remove_tree(base / "gone")
+        disk.remove(base / "missing", missing_ok=True)
     assert recorder.live_tree() == {"d": None, "d/f": b"\0\0ab"}
     assert (base / "d" / "f").read_bytes() == b"\0\0ab"

@@ -21,9 +21,10 @@ from unittest import mock
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import BatchEntry, encode_batch
 from rmqkit.store.files import JsonFile
-from rmqkit.store.log import commit_log, recovery
+from rmqkit.store.log import recovery
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.system import threads
 from rmqkit.testing.clock import StandingClock
 from tests.faults.disk import Recorder
 from tests.store.stores import message
@@ -353,7 +354,7 @@ class _InOrder(dict[Any, None]):
 class _Allocation:
     """A replacement of the thread that creates log files: it creates a file at any time before the file is needed."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self) -> None:
         self.jobs: list[_WhenAsked] = []
         _allocations.append(self)
 
@@ -374,6 +375,10 @@ class _Allocation:
 _allocations: list[_Allocation] = []
 
 
+def _pool(workers: int, name: str) -> Any:
+    return _Allocation() if name == "store-allocate" else concurrent.futures.ThreadPoolExecutor(workers, name)
+
+
 @contextmanager
 def quiet(bulk_from_bytes: int) -> Iterator[None]:
     """Create log files when they are needed, scan in bulk early in recovery, and show no logs."""
@@ -381,7 +386,7 @@ def quiet(bulk_from_bytes: int) -> Iterator[None]:
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     with (
-        mock.patch.object(commit_log, "ThreadPoolExecutor", _Allocation),
+        threads.replaced({"Pool": _pool}),
         mock.patch.object(recovery, "BULK_FROM_BYTES", bulk_from_bytes),
     ):
         try:

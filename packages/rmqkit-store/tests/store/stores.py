@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from rmqkit.protocol.properties import encode_properties
 from rmqkit.protocol.record import Record, decode_record, pack_host
 from rmqkit.settings import load
 from rmqkit.store.message_store import GetResult, InnerMessage, MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import StoreSettings
+from rmqkit.system import disk
 from tests.golden_stores import GoldenStore
 
 HOST = pack_host("127.0.0.1", 10911)
@@ -51,6 +54,17 @@ def small_settings(**changes: Any) -> StoreSettings:
         "index_entry_count": 50,
     }
     return StoreSettings(**(sizes | changes))
+
+
+def replace_queue_writes(monkeypatch: pytest.MonkeyPatch, pwrite: Callable[[int, bytes, int], int]) -> None:
+    """Replace the writes of queue files, and leave those of other files."""
+    real = disk.pwrite
+
+    def write(descriptor: int, data: bytes, position: int) -> int:
+        is_queue = "/consumequeue/" in str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        return (pwrite if is_queue else real)(descriptor, data, position)
+
+    monkeypatch.setattr(disk, "pwrite", write)
 
 
 def golden_settings(golden: GoldenStore, **changes: str) -> StoreSettings:

@@ -23,7 +23,16 @@ from rmqkit.store.settings import StoreSettings, parse_delay_levels
 from rmqkit.testing.clock import StandingClock
 from tests.examples import examples
 from tests.golden_stores import GoldenStore, unpack_golden
-from tests.store.stores import golden_settings, message, opened, put_all, read_all, small_settings, tree
+from tests.store.stores import (
+    golden_settings,
+    message,
+    opened,
+    put_all,
+    read_all,
+    replace_queue_writes,
+    small_settings,
+    tree,
+)
 
 DELAYS = parse_delay_levels(StoreSettings().message_delay_level)
 
@@ -111,7 +120,7 @@ def test_waiting_records_are_one_write_for_each_queue(queues: ConsumeQueues, mon
     writes: list[int] = []
     real = os.pwrite
     counting = lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1]  # noqa: E731
-    monkeypatch.setattr("rmqkit.store.queues.base._pwrite", counting)
+    monkeypatch.setattr("rmqkit.system.disk.pwrite", counting)
     dispatcher.run(700)
     assert writes == [120, 120] and max_offset(queues, "A") == max_offset(queues, "B") == 7
 
@@ -164,7 +173,7 @@ def test_refusing_disk_stops_the_dispatcher_until_it_takes_more(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     dispatcher = Dispatcher(queues)
-    monkeypatch.setattr("rmqkit.store.queues.base._pwrite", fail)
+    monkeypatch.setattr("rmqkit.system.disk.pwrite", fail)
     dispatcher.submit([arrival(0)], 100, 100)
     dispatcher.submit([arrival(1)], 200, 200)
     assert dispatcher.failure is not None and dispatcher.failure.errno == errno.ENOSPC
@@ -282,10 +291,8 @@ def test_what_is_put_together_costs_one_write_per_queue(tmp_path: Path, monkeypa
         put_all(store, message(queue_id=0), message(queue_id=1))
         writes: list[int] = []
         real = os.pwrite
-        monkeypatch.setattr(
-            "rmqkit.store.queues.base._pwrite",
-            lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1],
-        )
+        counting = lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1]  # noqa: E731
+        replace_queue_writes(monkeypatch, counting)
         with store.batch():
             put_all(store, *(message(queue_id=i % 2) for i in range(6)))
             assert arrived == [1, 1]

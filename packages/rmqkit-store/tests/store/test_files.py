@@ -1,4 +1,3 @@
-import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -112,7 +111,7 @@ def test_failing_disk_is_reported_and_the_former_value_stays(file: JsonFile, mon
     def fail(descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr("rmqkit.system.disk.sync_file", fail)
     with pytest.raises(StoreUnavailable, match=r"consumerOffset\.json: errno 5 Input/output error"):
         file.save(TWO)
     assert file.load(Offsets) == ONE

@@ -29,6 +29,7 @@ from tests.store.stores import (
     opened,
     put_all,
     read_all,
+    replace_queue_writes,
     small_settings,
     tree,
 )
@@ -130,10 +131,10 @@ def test_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_unreadable_place_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Path, **options: Any) -> None:
+    def fail(path: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(Path, "mkdir", fail)
+    monkeypatch.setattr("rmqkit.system.disk.make_directory", fail)
     with pytest.raises(StoreError, match=r"cannot open store .*: errno 13 Permission denied"):
         MessageStore(tmp_path / "s", small_settings()).open()
 
@@ -258,7 +259,7 @@ def test_full_disk_refuses_and_takes_more_later(
         def fail(descriptor: int, data: bytes, position: int) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(os, "pwrite", fail)
+        monkeypatch.setattr("rmqkit.system.disk.pwrite", fail)
         for _ in range(3):
             result = store.put(message(body=b"refused"))
             assert result.status is PutStatus.SERVICE_NOT_AVAILABLE
@@ -273,7 +274,7 @@ def test_full_disk_at_the_queue_holds_back_further_puts(tmp_path: Path, monkeypa
     monkeypatch.setattr("rmqkit.store.queues.table.HELD_BYTES_MAX", 20)
     with opened(tmp_path / "s") as store:
         put_all(store, message(body=b"0"))
-        monkeypatch.setattr("rmqkit.store.queues.base._pwrite", lambda descriptor, data, position: 0)
+        replace_queue_writes(monkeypatch, lambda descriptor, data, position: 0)
         assert store.put(message(body=b"1")).status is PutStatus.OK, "it is in the log"
         refused = store.put(message(body=b"2"))
         assert refused.status is PutStatus.SERVICE_NOT_AVAILABLE
@@ -292,7 +293,7 @@ def test_entries_that_the_disk_refuses_are_held_and_the_checkpoint_stays_before_
         put_all(store, message(body=b"0"))
         store.flusher.flush_queues()
         before = (tmp_path / "s" / "checkpoint").read_bytes()
-        monkeypatch.setattr("rmqkit.store.queues.base._pwrite", lambda descriptor, data, position: 0)
+        replace_queue_writes(monkeypatch, lambda descriptor, data, position: 0)
         put_all(store, message(body=b"1"))
         for _ in range(2):
             store.flusher.flush_queues()
@@ -402,10 +403,10 @@ def test_batch_is_one_write_and_one_piece_of_news(tmp_path: Path, monkeypatch: p
     with opened(tmp_path / "s", on_arrival=lambda arrivals: seen.append(len(arrivals))) as store:
         writes: list[int] = []
         real = os.pwrite
-        monkeypatch.setattr(os, "pwrite", lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1])
+        counting = lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1]  # noqa: E731
+        monkeypatch.setattr("rmqkit.system.disk.pwrite", counting)
         store.put_batch(batch_of(*[BatchEntry(b"x", b"")] * 5))
         assert len(writes) == 1 and seen == [5]
-        monkeypatch.setattr("rmqkit.store.queues.base._pwrite", os.pwrite)
         store.put_batch(batch_of(*[BatchEntry(b"x", b"")] * 5))
         assert store.queues.write_held()
         assert writes[1:] == [505, 200], "and one for the entries"

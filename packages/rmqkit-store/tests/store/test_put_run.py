@@ -83,8 +83,7 @@ def test_a_run_is_one_write_to_the_log_and_one_to_each_queue_later(
             writes.append(len(data))
             return real(descriptor, data, position)
 
-        monkeypatch.setattr(os, "pwrite", pwrite)
-        monkeypatch.setattr("rmqkit.store.queues.base._pwrite", pwrite)
+        monkeypatch.setattr("rmqkit.system.disk.pwrite", pwrite)
         run = store.put_run([plain(queue_id=number % 2) for number in range(6)])
         assert run is not None
         assert writes == [sum(one.size for one in run)]
@@ -140,7 +139,7 @@ def test_a_write_that_fails_stores_none_of_the_run(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
 
         with monkeypatch.context() as patched:
-            patched.setattr(os, "pwrite", fail)
+            patched.setattr("rmqkit.system.disk.pwrite", fail)
             assert store.put_run([plain(body=b"lost"), plain(body=b"lost")]) is None
         run = store.put_run([plain(body=b"kept"), plain(body=b"kept")])
         assert run is not None and [one.queue_offset for one in run] == [1, 2]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import mmap
-import os
 import shutil
 import struct
 from collections.abc import Iterable, Iterator
@@ -25,6 +24,7 @@ from rmqkit.protocol.record import BLANK_BYTES, BLANK_MAGIC, BatchEntry, decode_
 from rmqkit.store import replica as replication
 from rmqkit.store.message_store import DispatchRequest, MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.system import disk as system_disk
 from rmqkit.testing.clock import StandingClock
 from tests.examples import examples, many
 from tests.faults.refusals import BROKEN, NO_SPACE, RefusingDisk
@@ -571,7 +571,7 @@ def test_failed_flush_makes_nothing_durable_or_readable(
     rounds = Rounds()
     with opened(tmp_path, quiet(flush_disk_type=FlushDiskType.SYNC_FLUSH), is_replica=True, on_durable=rounds) as slave:
         append_all(slave, origin)
-        disk.refuse(BROKEN, "fdatasync", path="commitlog")
+        disk.refuse(BROKEN, "sync_data", path="commitlog")
         slave.request_flush()
         rounds.wait(lambda told: told[1] is not None)
         slave.dispatch()
@@ -593,7 +593,7 @@ def test_a_slave_continues_after_a_refused_flush(
         slave.request_flush()
         rounds.wait(lambda told: told == (1010, None))
         slave.replica.append(1010, log[1010:2500])
-        disk.refuse(BROKEN, "fdatasync", path="commitlog")
+        disk.refuse(BROKEN, "sync_data", path="commitlog")
         for _ in range(2):
             rounds.told.clear()
             slave.request_flush()
@@ -632,7 +632,7 @@ def test_refused_append_is_done_again(taken_bytes: int, origin: list[Part], disk
         assert slave.dispatched_offset == origin[-1][0] + len(origin[-1][1])
 
 
-@pytest.mark.parametrize("operation", ["open", "ftruncate"])
+@pytest.mark.parametrize("operation", ["open", "truncate"])
 def test_refused_file_is_made_again(operation: str, origin: list[Part], disk: RefusingDisk, tmp_path: Path) -> None:
     with opened(tmp_path, quiet(), is_replica=True) as slave:
         disk.refuse(NO_SPACE, operation, path="commitlog")
@@ -679,16 +679,15 @@ def test_far_behind_the_page_cache_drops_what_is_durable_and_dispatched(
     for name, value in {"RELEASED": step, "CACHED": kept, "FAR_BEHIND": 5000, "BULK_FROM": 1}.items():
         monkeypatch.setattr(replication, f"_{name}_BYTES", value)
     dropped: list[tuple[int, int]] = []
-    advise = os.posix_fadvise
+    drop_cached = system_disk.drop_cached
 
-    def noted(fd: int, position: int, size: int, advice: int) -> None:
-        assert advice == os.POSIX_FADV_DONTNEED
+    def noted(fd: int, position: int, size: int) -> None:
         start = int(Path(f"/proc/self/fd/{fd}").readlink().name) + position
         assert start + size <= min(slave.durable_offset, slave.dispatched_offset - kept)
         dropped.append((start, start + size))
-        advise(fd, position, size, advice)
+        drop_cached(fd, position, size)
 
-    monkeypatch.setattr(os, "posix_fadvise", noted)
+    monkeypatch.setattr(system_disk, "drop_cached", noted)
     files = {"commit_log_file_bytes": 32 * step}
     with opened(tmp_path / "master", small_settings(**files)) as master:
         put_all(master, *(message(queue_id=i % 2, body=bytes([i]) * 1000) for i in range(250)))

@@ -19,6 +19,7 @@ from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.retention import Cause, Decision, DiskUse, Retention, decide, parse_hours, used_percent
 from rmqkit.store.settings import StoreSettings
+from rmqkit.system import disk
 from rmqkit.testing.clock import StandingClock
 from tests.golden_stores import golden_manifest, unpack_golden
 from tests.open_files import open_files
@@ -153,7 +154,7 @@ def test_disk_of_a_directory_to_be_made_is_that_of_its_parent(tmp_path: Path, mo
         asked.append(path)
         return os.statvfs_result((4096, 4096, 1000, 301, 200, 0, 0, 0, 0, 255))
 
-    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setattr("rmqkit.system.disk.space", statvfs)
     assert used_percent(tmp_path / "a" / "b") == 78, "699 of 899 blocks, 77.75 %"
     assert asked == [tmp_path]
 
@@ -231,17 +232,18 @@ def test_file_that_somebody_deleted_is_expired(tmp_path: Path) -> None:
 def test_file_that_cannot_be_deleted_stays_readable_and_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unlink(path: Path, missing_ok: bool = False) -> None:
+    remove = disk.remove
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
         if path.name == f"{2 * 4096:020d}":
             raise OSError(30, "Read-only file system")
-        path.unlink_(missing_ok)  # type: ignore[attr-defined]
+        remove(path, missing_ok=missing_ok)
 
     clock = StandingClock(FOUR)
     with filled(tmp_path / "s", clock, Disk()) as store:
         fill(store)
         age(store, clock, expired=4)
-        monkeypatch.setattr(Path, "unlink_", Path.unlink, raising=False)
-        monkeypatch.setattr(Path, "unlink", unlink)
+        monkeypatch.setattr(disk, "remove", refuse)
         with pytest.raises(OSError, match="Read-only"):
             store.retention_round()
         monkeypatch.undo()
@@ -486,7 +488,7 @@ def test_bytes_of_deleted_files_are_given_back_by_a_thread(tmp_path: Path, monke
         held = store.get(TOPIC, 0, 0, count_max=1).records[0]
         before = bytes(held)
         age(store, clock, expired=4)
-        monkeypatch.setattr("os.close", close_and_tell)
+        monkeypatch.setattr("rmqkit.system.disk.close", close_and_tell)
         assert store.retention_round().log_files == 4
         store.retention.close()
         monkeypatch.undo()

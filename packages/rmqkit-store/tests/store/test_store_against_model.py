@@ -69,8 +69,8 @@ def all_entries(store: Store, place: tuple[str, int]) -> list[tuple[int, int, in
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the flushes: in these tests only the number ``durable_offset`` says which bytes are durable."""
-    monkeypatch.setattr("os.fdatasync", lambda fd: None)
-    monkeypatch.setattr("os.fsync", lambda fd: None)
+    monkeypatch.setattr("rmqkit.system.disk.sync_data", lambda fd: None)
+    monkeypatch.setattr("rmqkit.system.disk.sync_file", lambda fd: None)
 
 
 class StoreMachine(RuleBasedStateMachine):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqkit.store.files import drop_cached, reserve, sync_data, sync_file
+from rmqkit.system import disk
 
 BLOCK = 4096
 
@@ -29,8 +29,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 def test_a_sync_goes_past_the_cache_of_the_disk(calls: list[tuple[str, int]]) -> None:
-    sync_data(7)
-    sync_file(7)
+    disk.sync_data(7)
+    disk.sync_file(7)
     assert calls == [("fcntl", 51), ("fcntl", 51)]
 
 
@@ -43,10 +43,10 @@ def test_a_file_system_that_does_not_know_it_gets_fsync(
         raise OSError(number := next(numbers), os.strerror(number))
 
     monkeypatch.setattr(fcntl, "fcntl", refuse)
-    sync_data(7)
+    disk.sync_data(7)
     assert calls == [("fsync", 7)]
     with pytest.raises(OSError, match="Input/output error"):
-        sync_data(7)
+        disk.sync_data(7)
     assert calls == [("fsync", 7)]
 
 
@@ -55,12 +55,12 @@ def test_blocks_are_reserved_without_a_change_of_what_is_there(calls: list[tuple
         os.ftruncate(file.fileno(), 64 * BLOCK)
         os.pwrite(file.fileno(), b"kept", 3 * BLOCK - 2)
         before = (tmp_path / "file").read_bytes()
-        reserve(file.fileno(), 32 * BLOCK)
+        disk.reserve(file.fileno(), 32 * BLOCK)
         assert (tmp_path / "file").read_bytes() == before
         assert os.fstat(file.fileno()).st_blocks * 512 >= 32 * BLOCK
-        reserve(file.fileno(), 65 * BLOCK)
+        disk.reserve(file.fileno(), 65 * BLOCK)
         assert os.fstat(file.fileno()).st_size == 65 * BLOCK
-        drop_cached(file.fileno(), 0, BLOCK)
+        disk.drop_cached(file.fileno(), 0, BLOCK)
 
 
 def test_a_disk_without_room_refuses_a_reservation(
@@ -69,9 +69,9 @@ def test_a_disk_without_room_refuses_a_reservation(
     def refuse(descriptor: int, data: bytes, position: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "pwrite", refuse)
+    monkeypatch.setattr(disk, "pwrite", refuse)
     with open(tmp_path / "file", "w+b") as file, pytest.raises(OSError, match="No space left"):
-        reserve(file.fileno(), BLOCK)
+        disk.reserve(file.fileno(), BLOCK)
 
 
 BROKER = """

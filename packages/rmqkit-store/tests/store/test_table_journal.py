@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import zlib
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 
 from rmqkit.errors import StoreMismatch, StoreUnavailable
 from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig
-from rmqkit.store import table_journal
 from rmqkit.store.files import JsonFile
 from rmqkit.store.table_journal import (
     TableJournal,
@@ -28,6 +26,7 @@ from rmqkit.store.table_journal import (
     stored_table,
     version_of,
 )
+from rmqkit.system import disk
 from tests.examples import examples
 
 MEMBER = "topicConfigTable"
@@ -225,12 +224,12 @@ class Refusing:
     """A disk that writes a part of the data, and then refuses. ``keeps``: it does not cut files, either."""
 
     def __init__(self, monkeypatch, *, function="write_all", keeps=False):
-        self.write_all, self.is_refusing, self.function = table_journal.write_all, True, function
-        self.sync_data = table_journal.sync_data
-        monkeypatch.setattr(table_journal, "write_all", self.write)
-        monkeypatch.setattr(table_journal, "sync_data", self.sync)
-        truncate = os.ftruncate
-        monkeypatch.setattr(os, "ftruncate", lambda *given: self.refuse() if keeps else truncate(*given))
+        self.write_all, self.is_refusing, self.function = disk.write_all, True, function
+        self.sync_data = disk.sync_data
+        monkeypatch.setattr(disk, "write_all", self.write)
+        monkeypatch.setattr(disk, "sync_data", self.sync)
+        truncate = disk.truncate
+        monkeypatch.setattr(disk, "truncate", lambda *given: self.refuse() if keeps else truncate(*given))
 
     def refuse(self):
         if self.is_refusing:

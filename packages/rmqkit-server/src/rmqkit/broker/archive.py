@@ -34,7 +34,6 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
@@ -50,6 +49,7 @@ from rmqkit.store.archive.places import place_of
 from rmqkit.store.archive.seal import Sealed, Work
 from rmqkit.store.message_store import GetResult, MessageStore
 from rmqkit.store.settings import StoreSettings
+from rmqkit.system import threads
 
 __all__ = ["ROUND_SECONDS", "LogArchive"]
 
@@ -106,7 +106,7 @@ class LogArchive:
         self._rounds_to_list = 0
         self._changes = 0
         self._gaps: set[tuple[int, int]] = set()
-        self._threads = ThreadPoolExecutor(READS_AT_ONCE + 1, "archive")  # one more thread for `round`
+        self._threads = threads.Pool(READS_AT_ONCE + 1, "archive")  # one more thread for `round`
         self._turns = asyncio.Semaphore(READS_AT_ONCE)
         self._turns_of: dict[str, _Turns] = {}
         self._reads: Counter[Connection] = Counter()

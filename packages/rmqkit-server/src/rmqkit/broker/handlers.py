@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -25,6 +24,7 @@ from rmqkit.protocol.command import Command, decode_fields, reply
 from rmqkit.protocol.names import lite_queue
 from rmqkit.remoting.connection import Connection
 from rmqkit.remoting.router import Answering, answers
+from rmqkit.system import threads
 
 __all__ = [
     "Handlers",
@@ -62,7 +62,7 @@ _REMARKS = {
 _SHORT = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 
 
-_preparing = threading.Lock()
+_preparing = threads.Lock()  # of the module: nothing inside it uses the disk or waits
 
 
 @dataclass(frozen=True, slots=True)

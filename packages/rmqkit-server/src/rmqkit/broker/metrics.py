@@ -6,7 +6,6 @@ Source: behaviour.md §9.10.
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
@@ -35,6 +34,7 @@ from rmqkit.protocol.schemas.topics import Permission
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.store.message_store import MessageStore
+from rmqkit.system import disk
 
 __all__ = ["BrokerMetrics"]
 
@@ -183,10 +183,10 @@ class BrokerMetrics:
 
     def _storage(self) -> Gathered:
         store, now_ms = self._context.store, self._context.clock.now_ms()
-        oldest_ms = earliest_store_time(store)
+        oldest_ms, space = earliest_store_time(store), disk.space(store.root)
         slaves = [] if self._copies is None else self._copies.status().ha_connection_info
         return {
-            "rocketmq_storage_size": {_LOCAL: shutil.disk_usage(store.root).used},
+            "rocketmq_storage_size": {_LOCAL: (space.f_blocks - space.f_bfree) * space.f_frsize},
             "rocketmq_storage_flush_behind": {_LOCAL: max(0, store.max_physical_offset - store.durable_offset)},
             "rocketmq_storage_dispatch_behind": {_LOCAL: store.dispatch_behind_bytes},
             "rocketmq_storage_message_reserve_time": {_LOCAL: now_ms - oldest_ms} if oldest_ms > 0 else {},

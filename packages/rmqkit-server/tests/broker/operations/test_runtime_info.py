@@ -131,5 +131,5 @@ def test_run_time_is_reported_in_the_tools_form(ms, text):
 )
 def test_the_ratio_of_a_disk_is_rounded_up(monkeypatch, tmp_path, blocks, free, available, ratio):
     shown = os.statvfs_result((4096, 4096, blocks, free, available, 0, 0, 0, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda path: shown)
+    monkeypatch.setattr("rmqkit.system.disk.space", lambda path: shown)
     assert disk_ratio(tmp_path) == ratio

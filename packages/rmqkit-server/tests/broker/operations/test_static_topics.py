@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.fastjson import loads
 from rmqkit.protocol.schemas.pull import PullFlag
-from rmqkit.store import table_journal
+from rmqkit.system import disk
 from tests.broker.cluster import Cluster
 from tests.interop.static_topics import creation
 from tests.virtual_time import run as run_virtual
@@ -50,8 +51,14 @@ def test_a_static_topic_survives_a_restart_and_ends_with_its_topic(tmp_path):
 
 async def test_a_static_topic_is_written_once_and_reported_with_its_queues(monkeypatch, cluster):
     topics, saved = cluster.standalone.broker.context.topics, []
-    write_all = table_journal.write_all
-    monkeypatch.setattr(table_journal, "write_all", lambda *given: (saved.append(given), write_all(*given)))
+    write_all = disk.write_all
+
+    def write(descriptor, data, position):
+        if Path(f"/proc/self/fd/{descriptor}").readlink().suffix == ".journal":
+            saved.append(data)
+        write_all(descriptor, data, position)
+
+    monkeypatch.setattr(disk, "write_all", write)
     registered = []
     tell = topics._on_change
     monkeypatch.setattr(

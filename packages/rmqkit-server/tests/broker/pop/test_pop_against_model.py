@@ -127,8 +127,8 @@ def from_wire(data: bytes) -> Command:
 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.fdatasync", lambda fd: None)
-    monkeypatch.setattr("os.fsync", lambda fd: None)
+    monkeypatch.setattr("rmqkit.system.disk.sync_data", lambda fd: None)
+    monkeypatch.setattr("rmqkit.system.disk.sync_file", lambda fd: None)
 
 
 class PopMachine(RuleBasedStateMachine):

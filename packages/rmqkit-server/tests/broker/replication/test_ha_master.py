@@ -139,7 +139,7 @@ def test_a_frame_is_no_longer_than_requested_nor_than_apaches_buffer(tmp_path, o
 
 def test_a_slave_never_gets_what_is_not_durable_under_sync_flush(tmp_path, monkeypatch):
     may_flush, fdatasync = threading.Event(), os.fdatasync
-    monkeypatch.setattr(os, "fdatasync", lambda fd: may_flush.wait(60) and fdatasync(fd))
+    monkeypatch.setattr("rmqkit.system.disk.sync_data", lambda fd: may_flush.wait(60) and fdatasync(fd))
 
     async def scenario():
         settings = small_settings(flush_disk_type=FlushDiskType.SYNC_FLUSH)

@@ -680,7 +680,7 @@ NO_WAIT = "UNIQ_KEY\x01K9\x02WAIT\x01false\x02TAGS\x01t1\x02"
 async def test_under_sync_flush_a_run_waits_for_the_disk_as_one(runs, monkeypatch, tmp_path):
     may_flush, fdatasync = threading.Event(), os.fdatasync
     may_flush.set()
-    monkeypatch.setattr(os, "fdatasync", lambda fd: may_flush.wait(60) and fdatasync(fd))
+    monkeypatch.setattr("rmqkit.system.disk.sync_data", lambda fd: may_flush.wait(60) and fdatasync(fd))
 
     async with (
         Cluster(tmp_path / "store", store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as cluster,

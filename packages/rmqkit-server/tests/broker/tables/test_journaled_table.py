@@ -356,7 +356,7 @@ def test_a_refused_change_leaves_version_and_rows_and_the_next_change_has_the_ne
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(table_journal, "sync_data", refuse)
+        patch.setattr("rmqkit.system.disk.sync_data", refuse)
         for change in (lambda: table.put(TopicConfig("B", 1, 1)), lambda: table.remove("A"), table.register_all):
             with pytest.raises(StoreUnavailable):
                 change()

@@ -18,7 +18,7 @@ from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.topics import TopicConfig
-from rmqkit.store import table_journal
+from rmqkit.system import disk
 
 SETTINGS = BrokerSettings(broker_name="broker-a")
 # On this clock no change gets old enough for a write of the file, so that only changes are written.
@@ -63,7 +63,7 @@ def refuse(monkeypatch):
     def write(descriptor, data, position):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(table_journal, "write_all", write)
+    monkeypatch.setattr(disk, "write_all", write)
 
 
 def test_a_topic_that_the_disk_refuses_is_not_there(topics, monkeypatch):
@@ -120,7 +120,7 @@ def test_changes_that_come_together_share_one_write(tmp_path, groups, topics, ki
         if kind == "groups"
         else (topics, TopicTable(tmp_path, SETTINGS, SYSTEM_CLOCK, print))
     )
-    saves, write_all = [], table_journal.write_all
+    saves, write_all = [], disk.write_all
 
     def counted(descriptor, data, position):
         saves.append(data)
@@ -128,7 +128,7 @@ def test_changes_that_come_together_share_one_write(tmp_path, groups, topics, ki
             raise OSError(errno.ENOSPC, "No space left on device")
         write_all(descriptor, data, position)
 
-    monkeypatch.setattr(table_journal, "write_all", counted)
+    monkeypatch.setattr(disk, "write_all", counted)
     made = TopicConfig if kind == "topics" else lambda name: SubscriptionGroupConfig(group_name=name)
     wanted = [f"new{number}" for number in range(100)]
 
@@ -153,8 +153,8 @@ def test_what_appears_by_itself_is_written_with_the_others_of_its_second(tmp_pat
         if kind == "groups"
         else (topics, TopicTable(tmp_path, SETTINGS, SYSTEM_CLOCK, print))
     )
-    saved, write_all = [], table_journal.write_all
-    monkeypatch.setattr(table_journal, "write_all", lambda *given: (saved.append(given), write_all(*given)))
+    saved, write_all = [], disk.write_all
+    monkeypatch.setattr(disk, "write_all", lambda *given: (saved.append(given), write_all(*given)))
     for number in range(100):
         name = f"g{number}"
         assert (table.get(name) if kind == "groups" else table.ensure(f"%RETRY%{name}", 1, soon=True)) is not None
@@ -219,8 +219,8 @@ class SlowDisk:
 
     def __init__(self, monkeypatch, *, fails=False):
         self.begun, self.may_end = threading.Event(), threading.Event()
-        self.fails, self.saved, self.write_all = fails, 0, table_journal.write_all
-        monkeypatch.setattr(table_journal, "write_all", self.slow)
+        self.fails, self.saved, self.write_all = fails, 0, disk.write_all
+        monkeypatch.setattr(disk, "write_all", self.slow)
 
     def slow(self, descriptor, data, position):
         self.saved += 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 
 import pytest
 
@@ -263,7 +262,7 @@ async def test_a_commit_whose_flush_fails_is_no_success(monkeypatch, tmp_path):
         def refuse(fd):
             raise OSError(errno.EIO, "Input/output error")
 
-        monkeypatch.setattr(os, "fdatasync", refuse)
+        monkeypatch.setattr("rmqkit.system.disk.sync_data", refuse)
         code, remark = await half.decide(COMMIT)
         monkeypatch.undo()
         assert (code, remark) == (ResponseCode.SYSTEM_ERROR, f"flush failed: errno {errno.EIO} Input/output error")

@@ -1,4 +1,4 @@
-"""Files beside the log: writes that survive a power cut, and the system calls that these writes need.
+"""Files beside the log: writes that survive a power cut, made of the calls of `rmqkit.system.disk`.
 
 **Configuration files**, ``config/X.json`` with its backup ``X.json.bak`` (`JsonFile`). A save writes ``X.tmp``, renames
 ``X`` to ``X.bak``, and then ``X.tmp`` to ``X``. At any power cut at least one of the two files is complete, and neither
@@ -9,18 +9,6 @@ Integer map keys are written without quotes, because old brokers need this form.
 The first line is the CRC-32 of the rest in hex. The rest is JSON. A rename replaces a note, so that a kill leaves
 either the old note or the new one.
 
-**System calls** with different names on different systems; they are looked up at each call:
-
-=============  ===================================  ===================================================================
-function       Linux                                without it (macOS)
-=============  ===================================  ===================================================================
-`sync_data`    fdatasync                            F_FULLFSYNC, as fsync leaves data in the disk's own cache;
-                                                    fsync on a file system that does not know it
-`sync_file`    fsync                                the same
-`reserve`      posix_fallocate                      a byte is written in every block that may be a hole
-`drop_cached`  posix_fadvise, POSIX_FADV_DONTNEED   nothing: the system decides which data it caches
-=============  ===================================  ===================================================================
-
 Log files are sparse and memory-mapped. On a tmpfs the first access to a page that was never written allocates memory.
 If no memory is left, the kernel sends SIGBUS, which kills the process. `check_room` refuses such a store before it is
 opened. Source: store.md §8, §9.1, §13.
@@ -28,11 +16,8 @@ opened. Source: store.md §8, §9.1, §13.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
 import os
-import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,24 +28,21 @@ import msgspec
 
 from rmqkit.errors import BodyError, StoreError, StoreLocked, StoreMismatch, StoreUnavailable
 from rmqkit.protocol import fastjson
+from rmqkit.system import disk, threads
 
 __all__ = [
     "JsonFile",
     "RowTexts",
     "StoreLock",
     "check_room",
+    "cut_file",
     "decode_file",
-    "drop_cached",
     "is_note",
     "make_directory",
     "naming",
     "read_note",
     "remove_note",
-    "reserve",
-    "sync_data",
     "sync_directory",
-    "sync_file",
-    "write_all",
     "write_durably",
     "write_note",
 ]
@@ -80,7 +62,7 @@ class JsonFile:
         self.path = path
         self._mode = mode
         self.backup = path.with_name(path.name + ".bak")
-        self._saving = threading.Lock()
+        self._saving = threads.Lock()
 
     def load(self, value_type: type[T]) -> T | None:
         """Return the stored value, or None if neither file has a value.
@@ -98,9 +80,9 @@ class JsonFile:
             failure = failure or error
         if value is None and failure is not None:
             raise StoreMismatch(f"{self.path} and its backup cannot be read ({failure}): repair or remove them")
-        if self.path.exists():
+        if disk.exists(self.path):
             _log.warning("%s cannot be read (%s): using its backup", self.path, failure or "it is empty")
-            self.path.unlink()  # the next save would make it the backup
+            disk.remove(self.path)  # the next save would make it the backup
         elif value is not None:  # also after a kill between the two renames of a save
             _log.warning("%s is missing: using its backup, which may be older", self.path)
         return value
@@ -109,8 +91,8 @@ class JsonFile:
         """Rename the file and its backup to ``X.json.damaged`` and ``X.json.bak.damaged``, for later inspection.
         Raises OSError: a file cannot be renamed."""
         for path in (self.path, self.backup):
-            if path.exists():
-                path.replace(path.with_name(path.name + ".damaged"))
+            if disk.exists(path):
+                disk.rename(path, path.with_name(path.name + ".damaged"))
 
     def save(self, value: Any) -> None:
         """Replace the file. Return when the value is on the disk. Threads can call it concurrently; each waits for the
@@ -126,9 +108,9 @@ class JsonFile:
             # The name of the new file needs no sync: a power cut may undo any of the renames, and one file is still
             # complete.
             _write_synced(whole := self.path.with_name(self.path.name + ".tmp"), content, self._mode)
-            if self.path.exists():
-                self.path.replace(self.backup)
-            whole.replace(self.path)
+            if disk.exists(self.path):
+                disk.rename(self.path, self.backup)
+            disk.rename(whole, self.path)
             sync_directory(self.path.parent)
         except OSError as error:
             raise StoreUnavailable(f"cannot write {self.path}: errno {error.errno} {error.strerror}") from error
@@ -172,43 +154,44 @@ def write_durably(path: Path, content: bytes) -> None:
 
 
 def _write_synced(path: Path, content: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    descriptor = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
     try:
-        write_all(descriptor, content, 0)
-        sync_file(descriptor)
+        disk.write_all(descriptor, content, 0)
+        disk.sync_file(descriptor)
     finally:
-        os.close(descriptor)
-
-
-def write_all(descriptor: int, data: bytes | bytearray | memoryview, position: int) -> None:
-    """Write all bytes at a position, even if a nearly full disk accepts only a part at first.
-    Raises OSError: the write failed; a part may have been written."""
-    written = os.pwrite(descriptor, data, position)
-    while written < len(data):  # after a short write, the next call raises the reason
-        written += os.pwrite(descriptor, memoryview(data)[written:], position + written)
+        disk.close(descriptor)
 
 
 def make_directory(directory: Path) -> None:
     """Create a directory and its missing parents, and wait until their names are on the disk."""
     # Create them from the top down and sync each level: a name is durable only when its parent directory is.
-    if not directory.is_dir():
+    if not disk.is_directory(directory):
         make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
+        disk.make_directory(directory)
         sync_directory(directory.parent)
+
+
+def cut_file(path: Path, size: int) -> None:
+    """Set the length of a file. Raises OSError: it cannot be changed."""
+    descriptor = disk.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        disk.truncate(descriptor, size)
+    finally:
+        disk.close(descriptor)
 
 
 def sync_directory(directory: Path) -> None:
     """Wait until the names created, renamed or removed in a directory are on the disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = disk.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        sync_file(descriptor)
+        disk.sync_file(descriptor)
     finally:
-        os.close(descriptor)
+        disk.close(descriptor)
 
 
 def _read(path: Path, value_type: type[T]) -> T | None:
     try:
-        content = path.read_bytes()
+        content = disk.read_file(path)
     except FileNotFoundError:
         return None
     return decode_file(content, value_type) if content.strip() else None
@@ -235,7 +218,7 @@ def read_note(path: Path, note_type: type[T], without_it: str) -> T | None:
     ``without_it``: the consequence of an unreadable note, for the log.
     Raises OSError: the file cannot be opened."""
     try:
-        note = path.read_bytes()
+        note = disk.read_file(path)
     except FileNotFoundError:
         return None
     try:
@@ -258,75 +241,27 @@ def write_note(path: Path, note: object) -> None:
     content = msgspec.json.encode(note)
     whole = path.with_name(path.name + ".tmp")
     write_durably(whole, b"%08x\n%b" % (zlib.crc32(content), content))
-    whole.replace(path)
+    disk.rename(whole, path)
     sync_directory(path.parent)
 
 
 def remove_note(path: Path) -> None:
     """Remove a note if it exists. Raises OSError: the file cannot be removed."""
-    if path.exists():
-        path.unlink()
+    if disk.exists(path):
+        disk.remove(path)
         sync_directory(path.parent)
 
 
-_BLOCK_BYTES = 4096
-_NOT_KNOWN = (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY)
-
-
-def sync_data(descriptor: int) -> None:
-    """Wait until the data and the length of a file are on the disk. Raises OSError: the sync failed."""
-    if hasattr(os, "fdatasync"):
-        os.fdatasync(descriptor)
-    else:
-        sync_file(descriptor)
-
-
-def sync_file(descriptor: int) -> None:
-    """Wait until the data and metadata of a file or directory are on the disk. Raises OSError: the sync failed."""
-    import fcntl  # missing on Windows, where stores are only read
-
-    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
-    if full_sync is not None:
-        try:
-            fcntl.fcntl(descriptor, full_sync)
-            return
-        except OSError as error:
-            if error.errno not in _NOT_KNOWN:
-                raise
-    os.fsync(descriptor)
-
-
-def reserve(descriptor: int, size: int) -> None:
-    """Allocate the blocks of a file from 0 to a size, without changing its content. No other thread may write
-    meanwhile.
-    Raises OSError: the disk has no space for the blocks."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, 0, size)
-        return
-    if os.fstat(descriptor).st_size < size:
-        os.ftruncate(descriptor, size)
-    for position in range(0, size, _BLOCK_BYTES):
-        if os.pread(descriptor, 1, position) == b"\0":
-            os.pwrite(descriptor, b"\0", position)
-
-
-def drop_cached(descriptor: int, start: int, size: int) -> None:
-    """Remove a part of a file from the page cache. The part must be on the disk."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_DONTNEED)
-
-
 _NEEDED_BYTES = 1 << 20
-_MOUNTS = Path("/proc/self/mountinfo")
 
 
 def check_room(path: Path) -> None:
     """Raise StoreError if a directory is on a full tmpfs. For a missing directory, check the nearest existing
     parent.
     """
-    while not path.exists() and path != path.parent:
+    while not disk.exists(path) and path != path.parent:
         path = path.parent
-    usage = os.statvfs(path)
+    usage = disk.space(path)
     free_bytes = usage.f_bavail * usage.f_frsize
     if free_bytes < _NEEDED_BYTES and _is_tmpfs(path):
         raise StoreError(
@@ -336,35 +271,15 @@ def check_room(path: Path) -> None:
 
 
 def _is_tmpfs(path: Path) -> bool:
-    return any(kind == "tmpfs" for kind, _ in _mounts_of(path))
+    return any(kind == "tmpfs" for kind, _ in disk.mounts(path))
 
 
 def _mount_point(path: Path) -> str:
-    return next((point for _, point in _mounts_of(path)), str(path))
-
-
-def _mounts_of(path: Path) -> list[tuple[str, str]]:
-    """Return the type and the mount point of a path's file system, or an empty list if the kernel reports nothing."""
-    device = path.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        lines = [line.split() for line in _MOUNTS.read_text().splitlines()]
-    except OSError:
-        return []
-    return [(words[words.index("-") + 1], words[4]) for words in lines if words[2] == number and "-" in words]
-
-
-# ---------------------------------------------------------------- the lock of a store directory
-# A POSIX record lock on byte 0 of ``lock``, as Java brokers use it. Record locks belong to the process, and closing any
-# descriptor of the file releases them. Therefore a process has a list of its locked directories. It checks the list
-# first, and opens the file only if the directory is not in the list. Source: store.md §8.3.
-
-_held: set[Path] = set()
-_held_lock = threading.Lock()
+    return next((point for _, point in disk.mounts(path)), str(path))
 
 
 class StoreLock:
-    """Exclusive use of one store directory."""
+    """Exclusive use of one store directory: a lock of the file ``lock`` in it. Source: store.md §8.3."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
@@ -372,38 +287,24 @@ class StoreLock:
 
     def check(self) -> None:
         """Raise StoreLocked if a store of this or another process has locked the directory. Nothing is changed."""
-        with _held_lock:
-            if self._root in _held:
-                raise StoreLocked(str(self._root))
-            try:
-                fd = os.open(self._root / "lock", os.O_RDWR | os.O_CLOEXEC)
-            except (FileNotFoundError, NotADirectoryError):
-                return
-            try:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-            except OSError:
-                raise StoreLocked(str(self._root)) from None
-            finally:
-                os.close(fd)
+        if disk.is_locked(self._root / "lock"):
+            raise StoreLocked(str(self._root))
 
     def acquire(self) -> None:
-        """Acquire the lock. Raises StoreLocked: a store of this or another process holds it; nothing was changed."""
-        with _held_lock:
-            if self._root in _held:
-                raise StoreLocked(str(self._root))
-            fd = os.open(self._root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-            except OSError:
-                os.close(fd)
-                raise StoreLocked(str(self._root)) from None
-            os.pwrite(fd, b"lock", 0)
-            self._fd = fd
-            _held.add(self._root)
+        """Acquire the lock. Raises StoreLocked: a store of this or another process holds it; nothing was changed.
+        Raises OSError: the file cannot be written; the lock is free."""
+        try:
+            descriptor = disk.lock(self._root / "lock")
+        except BlockingIOError:
+            raise StoreLocked(str(self._root)) from None
+        try:
+            disk.pwrite(descriptor, b"lock", 0)
+        except OSError:
+            disk.unlock(descriptor)
+            raise
+        self._fd = descriptor
 
     def release(self) -> None:
         if self._fd >= 0:
-            with _held_lock:
-                os.close(self._fd)
-                self._fd = -1
-                _held.discard(self._root)
+            disk.unlock(self._fd)
+            self._fd = -1

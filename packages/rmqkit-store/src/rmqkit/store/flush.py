@@ -41,9 +41,7 @@ from __future__ import annotations
 
 import errno
 import logging
-import queue
 import shlex
-import threading
 from collections.abc import Callable
 
 from rmqkit.clock import Clock
@@ -54,6 +52,7 @@ from rmqkit.store.log.mapped_file import BytesLost
 from rmqkit.store.log.recovery import whole_end
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.system import threads
 
 __all__ = ["Flusher"]
 
@@ -118,11 +117,11 @@ class Flusher:
         self._is_sync = settings.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._queues_thorough_at = clock.monotonic_ms()
         self._is_requested = False
-        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._stop = threading.Event()
-        self._failing = threading.Lock()
-        self._flushing = threading.Lock()
-        self._threads: list[threading.Thread] = []
+        self._requests: threads.Queue[bool] = threads.Queue()
+        self._stop = threads.Event()
+        self._failing = threads.Lock()
+        self._flushing = threads.Lock()
+        self._threads: list[threads.Thread] = []
 
     def start(self, durable_offset: int) -> None:
         """Start the threads. The log is on the disk up to ``durable_offset``."""
@@ -131,7 +130,7 @@ class Flusher:
             ("store-queues", self._flush_queues) if self._store_log.pool is None else ("store-commit", self._commit)
         )
         for name, run in (("store-flush", self._flush_log), second):
-            thread = threading.Thread(target=self._run, args=(run,), name=name, daemon=True)
+            thread = threads.Thread(self._run, (run,), name=name)
             thread.start()
             self._threads.append(thread)
 
@@ -139,7 +138,7 @@ class Flusher:
         try:
             rounds()
         except Exception as error:  # noqa: BLE001 - the outer edge of a thread: without the thread nothing is flushed
-            _log.exception("thread %s ends", threading.current_thread().name)
+            _log.exception("thread %s ends", threads.current_name())
             self._fail("the store", OSError(errno.EIO, repr(error)), is_final=True)
             self._report_durable()
 
@@ -221,7 +220,7 @@ class Flusher:
             interval_ms = min(_RETRY_MS, interval_ms)
         try:
             self._requests.get(timeout=interval_ms / 1000)
-        except queue.Empty:
+        except threads.Empty:
             pass
         return not self._stop.is_set()
 

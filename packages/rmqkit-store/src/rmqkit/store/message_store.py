@@ -16,7 +16,6 @@ the put), and the connection between master and slave. Source: store.md §8, §1
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -51,6 +50,7 @@ from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
 from rmqkit.store.replica import IS_REPLICA, Replica, log_part
 from rmqkit.store.retention import Retention, RetentionRound, used_percent
 from rmqkit.store.settings import StoreSettings, parse_delay_levels
+from rmqkit.system import disk, process
 
 if TYPE_CHECKING:
     from rmqkit.store.bulk import DispatchColumns
@@ -268,20 +268,20 @@ class MessageStore:
 
     def _check(self) -> None:
         """Check everything that `open` relies on, without changing it."""
-        if self.root.exists() and not self.root.is_dir():
+        if disk.exists(self.root) and not disk.is_directory(self.root):
             raise StoreMismatch(f"{self.root} is a file: give a directory as storePathRootDir")
         for directory in sorted({self.root, *self.log.queue.directories}):
             check_room(directory)
         self.log.queue.check()
-        self.queues.check(clean=not self._abort_path.exists())
-        self.lite.check(clean=not self._abort_path.exists())
+        self.queues.check(clean=not disk.exists(self._abort_path))
+        self.lite.check(clean=not disk.exists(self._abort_path))
         if self._index is not None:
             self._index.check()
 
     def _load_and_recover(self) -> None:
         # The note reveals a kill even if `abort` is missing. (Apache's broker does not update the note. After a clean
         # stop of Apache's broker the recovery takes longer than needed and finds nothing.)
-        is_clean = not self._ends.read() and not self._abort_path.exists()
+        is_clean = not self._ends.read() and not disk.exists(self._abort_path)
         self.log.queue.load()
         self._deleted.load()
         self.queues.load()
@@ -298,7 +298,7 @@ class MessageStore:
         # Write `abort` after the recovery, so that a refused or killed start leaves a clean store clean. Write it
         # before any other file, because a kill from now on must be detected.
         end = self._recover(is_clean)
-        write_durably(self._abort_path, str(os.getpid()).encode())
+        write_durably(self._abort_path, str(process.number()).encode())
         self._start.renew()
         self._ends.renew(self.queues)
         self.log.resume()
@@ -510,7 +510,7 @@ class MessageStore:
         if is_complete:
             self.queues.remove_folders(self._lite_folders)
             try:
-                self._abort_path.unlink(missing_ok=True)
+                disk.remove(self._abort_path, missing_ok=True)
                 sync_directory(self.root)
             except OSError as error:
                 _log.error("%s cannot be removed, so the next start recovers: %s", self._abort_path, error)

@@ -53,6 +53,7 @@ from rmqkit.store.queues.queue_ends import QueueEnds, QueueNote
 from rmqkit.store.queues.queue_ext import is_address
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.table_journal import stored_table
+from rmqkit.system import disk
 
 __all__ = ["configured_topics", "mend_after_crash", "mend_queues", "tell_odd_queues"]
 
@@ -174,7 +175,7 @@ def _missing(root: Path, queues: ConsumeQueues, ends: QueueEnds) -> list[_Broken
             topics, is_read = configured_topics(root), True
         is_known = topics is None or topic in topics or is_light(topic)
         # Otherwise a broker that does not know the note has deleted the topic.
-        if is_known or any((root / tree / topic).exists() for tree in ("consumequeue", "batchconsumequeue")):
+        if is_known or any(disk.exists(root / tree / topic) for tree in ("consumequeue", "batchconsumequeue")):
             broken.append(_Broken(queues.obtain(topic, queue_id), "its files are missing", note))
     return broken
 

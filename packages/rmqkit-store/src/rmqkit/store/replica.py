@@ -29,20 +29,19 @@ Source: store.md §3.6, §11, §21.
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Callable
 
 from rmqkit.errors import LogDiverged, RecordCorrupt, StoreError, StoreUnavailable
 from rmqkit.protocol.record import BLANK_BYTES, BLANK_MAGIC, BORN_HOST_V6, MAGIC_V1, MAGIC_V2, decode_record
 from rmqkit.store.dispatcher import Dispatcher, DispatchRequest, request_of
-from rmqkit.store.files import drop_cached
 from rmqkit.store.flush import Flusher
 from rmqkit.store.log import scan
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records, has_numpy
 from rmqkit.store.settings import FlushDiskType, StoreSettings, parse_delay_levels
+from rmqkit.system import disk
 
 __all__ = ["IS_REPLICA", "Replica", "log_part"]
 
@@ -93,11 +92,11 @@ def log_part(log: CommitLog, end: int, physical_offset: int, size_max: int) -> m
     return file.view[position:part_end]
 
 
-def _release(view: memoryview) -> mmap.mmap:
+def _release(view: memoryview) -> disk.Mapped:
     """Release the pages of a mapped file; a later read loads them again."""
     mapping = view.obj
-    assert isinstance(mapping, mmap.mmap), "a view belongs to a mapping"
-    mapping.madvise(mmap.MADV_DONTNEED)
+    assert isinstance(mapping, disk.Mapped), "a view belongs to a mapping"
+    disk.release_pages(mapping)
     return mapping
 
 
@@ -327,7 +326,7 @@ class Replica:
         """Drop a part of the log from the page cache if the part is on the disk. Mapped pages stay."""
         file = self._log.queue.find(start) if start < end <= self._flusher.durable_offset else None
         if file is not None:
-            drop_cached(file.fd, start - file.start, end - start)
+            disk.drop_cached(file.fd, start - file.start, end - start)
 
     def _dispatch_few(self, file: MappedFile, position: int, end: int) -> None:
         """Dispatch records of one file one by one, and the blank after them."""

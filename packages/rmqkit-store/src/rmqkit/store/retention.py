@@ -33,8 +33,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import os
-import threading
 from collections.abc import Callable
 from datetime import datetime
 from itertools import takewhile
@@ -50,6 +48,7 @@ from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.settings import StoreSettings
+from rmqkit.system import disk, threads
 
 __all__ = ["Cause", "Decision", "DiskUse", "Retention", "RetentionRound", "decide", "parse_hours", "used_percent"]
 
@@ -153,11 +152,11 @@ def used_percent(path: Path) -> int:
     """Return the use of a disk in percent of the space for unprivileged users, rounded up, like ``df``.
     For a directory that does not exist yet, measure its nearest existing parent.
     Raises OSError: the disk cannot be measured."""
-    while not path.exists() and path != path.parent:
+    while not disk.exists(path) and path != path.parent:
         path = path.parent
-    disk = os.statvfs(path)
-    used = disk.f_blocks - disk.f_bfree
-    usable = used + disk.f_bavail
+    space = disk.space(path)
+    used = space.f_blocks - space.f_bfree
+    usable = used + space.f_bavail
     return -(-100 * used // usable) if usable else 0
 
 
@@ -195,7 +194,7 @@ class Retention:
         self._requested_rounds = 0
         self._followed_offset = 0
         self._held: list[tuple[int, memoryview]] = []
-        self._releasing: threading.Thread | None = None
+        self._releasing: threads.Thread | None = None
 
     @property
     def refusal(self) -> str:
@@ -316,14 +315,14 @@ class Retention:
         """Hold a file open until the thread closes it. Skip a file that is already gone."""
         try:
             view = file.view
-            self._held.append((os.dup(file.fd), view))
+            self._held.append((disk.duplicate(file.fd), view))
         except (OSError, ValueError) as error:  # ValueError: the file is shorter than before
             _log.debug("%s is deleted by the owner: %s", file.path, error)
 
     def _release(self) -> None:
         if self._held and not (self._releasing and self._releasing.is_alive()):
             held, self._held = self._held, []
-            self._releasing = threading.Thread(target=_close_all, args=(held,), name="store-delete")
+            self._releasing = threads.Thread(_close_all, (held,), name="store-delete")
             self._releasing.start()
 
     def close(self) -> None:
@@ -338,12 +337,12 @@ class Retention:
 def _close_all(held: list[tuple[int, memoryview]]) -> None:
     """Close descriptors and mappings one by one, and remove each from the list."""
     while held:
-        os.close(held.pop()[0])
+        disk.close(held.pop()[0])
 
 
 def _modified_ms(path: Path) -> int:
     """Return the time of the last write to a file in ms; 0 if the file was deleted."""
     try:
-        return path.stat().st_mtime_ns // 1_000_000
+        return disk.modified_ms(path)
     except FileNotFoundError:
         return 0

@@ -35,7 +35,6 @@ read the whole table. The reader is pure. `TableJournal` writes, and any thread 
 from __future__ import annotations
 
 import os
-import threading
 import zlib
 from collections import deque
 from collections.abc import Mapping
@@ -49,7 +48,8 @@ from msgspec import Struct
 from rmqkit.errors import BodyError, StoreMismatch, StoreUnavailable
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.schemas.topics import DataVersion
-from rmqkit.store.files import make_directory, sync_data, sync_directory, sync_file, write_all, write_durably
+from rmqkit.store.files import make_directory, sync_directory, write_durably
+from rmqkit.system import disk, threads
 
 __all__ = [
     "Change",
@@ -218,7 +218,7 @@ def stored_table(file: Path) -> dict[str, Any] | None:
     # Read the journal first: if the broker replaces both in between, the newer file contains the older journal.
     with suppress(OSError, BodyError):
         journal = _content(journal_of(file))
-        table = fastjson.loads(file.read_bytes())
+        table = fastjson.loads(disk.read_file(file))
         if isinstance(table, dict):
             with suppress(StoreMismatch):
                 apply_journal(table, journal, journal_of(file))
@@ -235,7 +235,7 @@ def apply_journal(table: dict[str, Any], journal: bytes | None, path: Path) -> N
 
 def _content(path: Path) -> bytes | None:
     try:
-        return path.read_bytes()
+        return disk.read_file(path)
     except FileNotFoundError:
         return None
 
@@ -266,7 +266,7 @@ class TableJournal:
         self.path = path
         self._base = DataVersion()
         self._waiting: deque[Line] = deque()
-        self._writing = threading.Lock()
+        self._writing = threads.Lock()
         self._descriptor = -1
         self._size = 0
         # The position of the file's first byte, counted over all files of the journal.
@@ -341,8 +341,8 @@ class TableJournal:
         else:
             self._repair()
             try:
-                write_all(self._descriptor, content, self._size)
-                sync_data(self._descriptor)
+                disk.write_all(self._descriptor, content, self._size)
+                disk.sync_data(self._descriptor)
             except OSError:
                 # Otherwise the rest of these lines could be read after a shorter line.
                 self._is_torn = True
@@ -355,22 +355,22 @@ class TableJournal:
     def _repair(self) -> None:
         """Cut off lines that the disk refused. Raises OSError: the disk still refuses."""
         if self._is_torn:
-            os.ftruncate(self._descriptor, self._size)
-            sync_file(self._descriptor)
+            disk.truncate(self._descriptor, self._size)
+            disk.sync_file(self._descriptor)
             self._is_torn = False
 
     def _create(self, content: bytes) -> None:
         header = Line({"journal": FORMAT, "base": self._base}, {}).text()
         make_directory(self.path.parent)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        descriptor = disk.open(self.path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
         try:
-            write_all(descriptor, header + content, 0)
-            sync_file(descriptor)
+            disk.write_all(descriptor, header + content, 0)
+            disk.sync_file(descriptor)
             sync_directory(self.path.parent)
         except OSError:
-            os.close(descriptor)
+            disk.close(descriptor)
             with suppress(OSError):
-                self.path.unlink()
+                disk.remove(self.path)
             raise
         self._descriptor, self._size, self._is_torn = descriptor, len(header) + len(content), False
         self._origin -= len(header)
@@ -396,29 +396,29 @@ class TableJournal:
                 self._remove(aside)
             return
         header = Line({"journal": FORMAT, "base": version}, {}).text()
-        tail = os.pread(self._descriptor, end - start, start - self._origin)
+        tail = disk.pread(self._descriptor, end - start, start - self._origin)
         assert len(tail) == end - start, "the lines after the mark are in the file"
         write_durably(self._new_path, header + tail)
-        descriptor = os.open(self._new_path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = disk.open(self._new_path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            self._new_path.replace(self.path)
+            disk.rename(self._new_path, self.path)
         except OSError:
-            os.close(descriptor)
+            disk.close(descriptor)
             raise
-        os.close(self._descriptor)
+        disk.close(self._descriptor)
         self._descriptor, self._size = descriptor, len(header) + len(tail)
         self._origin, self._is_torn = start - len(header), False
         sync_directory(self.path.parent)
 
     def _remove(self, aside: str) -> None:
         if self._is_found:
-            self._new_path.unlink(missing_ok=True)  # a kill during a replacement leaves it
+            disk.remove(self._new_path, missing_ok=True)  # a kill during a replacement leaves it
         if aside:
-            self.path.replace(self.path.with_name(self.path.name + aside))
+            disk.rename(self.path, self.path.with_name(self.path.name + aside))
         else:
-            self.path.unlink(missing_ok=True)
+            disk.remove(self.path, missing_ok=True)
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            disk.close(self._descriptor)
         self._descriptor, self._is_found, self._is_torn = -1, False, False
         self._origin, self._size = self._origin + self._size, 0
         sync_directory(self.path.parent)

@@ -149,7 +149,7 @@ def test_disk_that_refuses(index: MessageIndex, monkeypatch: pytest.MonkeyPatch)
     def fail(descriptor: int, data: bytes, position: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", fail)
+    monkeypatch.setattr("rmqkit.system.disk.pwrite", fail)
     with pytest.raises(OSError, match="No space left"):
         put(index, "a", 200)
     monkeypatch.undo()
@@ -193,7 +193,7 @@ def test_refused_runs_leave_the_file_of_runs_that_were_taken(
     hashes = np.arange(count, dtype="i8") * 7 + 3
     for _ in range(tries):
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", refuse)
+            patch.setattr("rmqkit.system.disk.pwrite", refuse)
             with pytest.raises(OSError, match="No space"):
                 index.put_run(offsets, times, np.arange(count), hashes)
     index.put_run(offsets, times, np.arange(count), hashes)
@@ -237,7 +237,9 @@ def test_keys_wait_for_those_of_the_next_messages(index: MessageIndex, monkeypat
     put(index, "first", 0)
     writes: list[int] = []
     real = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1])
+    monkeypatch.setattr(
+        "rmqkit.system.disk.pwrite", lambda fd, data, at: (writes.append(len(data)), real(fd, data, at))[1]
+    )
     for i in range(3):
         index.put("T", 100 + i, NOW, b"KEYS\x01k\x02")
     assert writes == []
@@ -273,10 +275,10 @@ def test_keys_wait_a_second_at_most_when_messages_come(index: MessageIndex) -> N
 
 
 def test_disk_without_room_for_the_slots(index: MessageIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(descriptor: int, position: int, size: int) -> None:
+    def refuse(descriptor: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr("rmqkit.system.disk.reserve", refuse)
     with pytest.raises(OSError, match="No space left"):
         put(index, "a", 100)
     monkeypatch.undo()
@@ -296,7 +298,7 @@ def test_a_next_file_that_cannot_begin_is_not_left_behind(
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(descriptor, data, position)
 
-    monkeypatch.setattr(os, "pwrite", refuse)
+    monkeypatch.setattr("rmqkit.system.disk.pwrite", refuse)
     for _ in range(3):
         with pytest.raises(OSError, match="No space"):
             put(index, "e", 200, NOW + 1)

@@ -51,7 +51,9 @@ def test_unchanged_numbers_are_not_written_again(tmp_path: Path, monkeypatch: py
     checkpoint.physic_timestamp = 5
     synced: list[int] = []
     real = os.fdatasync
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: (synced.append(descriptor), real(descriptor)))
+    monkeypatch.setattr(
+        "rmqkit.system.disk.sync_data", lambda descriptor: (synced.append(descriptor), real(descriptor))
+    )
     checkpoint.save()
     checkpoint.save()
     assert len(synced) == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,7 +151,7 @@ def test_failed_write_leaves_the_log_as_it_was(log: CommitLog, monkeypatch: pyte
     def fail(descriptor: int, data: bytes, position: int) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", fail)
+    monkeypatch.setattr("rmqkit.system.disk.pwrite", fail)
     with pytest.raises(OSError, match="No space left"):
         append(log, 300)
     monkeypatch.undo()
@@ -234,10 +233,10 @@ def test_files_are_warmed_by_the_thread_that_makes_them(tmp_path: Path, monkeypa
 
 
 def test_disk_without_room_for_a_warm_file_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(descriptor: int, offset: int, size: int) -> None:
+    def fail(descriptor: int, size: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", fail)
+    monkeypatch.setattr("rmqkit.system.disk.reserve", fail)
     log = CommitLog(tmp_path, small_settings(commit_log_file_bytes=FILE_BYTES, warm_mapped_file=True))
     log.resume()
     for _ in range(2):

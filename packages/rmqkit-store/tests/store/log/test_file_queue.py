@@ -159,7 +159,7 @@ def test_unsynced_bytes_are_those_behind_the_last_sync(queue: FileQueue) -> None
 def test_sync_touches_only_files_with_news(queue: FileQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.sync()
     synced = []
-    monkeypatch.setattr("os.fdatasync", synced.append)
+    monkeypatch.setattr("rmqkit.system.disk.sync_data", synced.append)
     queue.append(queue.create(300))
     queue.files[-1].wrote = 40
     queue.sync()

@@ -54,7 +54,7 @@ def test_short_write_continues_until_the_disk_says_why(file: MappedFile, monkeyp
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(descriptor, bytes(data)[:1], position)
 
-    monkeypatch.setattr(os, "pwrite", one_byte_then_full)
+    monkeypatch.setattr("rmqkit.system.disk.pwrite", one_byte_then_full)
     with pytest.raises(OSError, match="No space left"):
         file.write(20, b"abc")
     monkeypatch.undo()
@@ -65,7 +65,7 @@ def test_failed_creation_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monk
     def fail(descriptor: int, size: int) -> None:
         raise OSError(errno.EFBIG, "File too large")
 
-    monkeypatch.setattr(os, "ftruncate", fail)
+    monkeypatch.setattr("rmqkit.system.disk.truncate", fail)
     with pytest.raises(OSError, match="too large"):
         MappedFile.create(tmp_path / file_name(0), 0, 1000)
     assert list(tmp_path.iterdir()) == []
@@ -98,7 +98,7 @@ def test_refused_sync_raises_and_remembers_nothing(file: MappedFile, monkeypatch
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "fdatasync", fail)
+    monkeypatch.setattr("rmqkit.system.disk.sync_data", fail)
     with pytest.raises(OSError, match="Input/output"):
         file.sync()
     assert file.synced == 0

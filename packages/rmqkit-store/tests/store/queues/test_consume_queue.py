@@ -204,7 +204,7 @@ def test_expired_files_are_deleted_but_never_the_last(queue: ConsumeQueue) -> No
 
 def test_full_disk_leaves_the_queue_as_it_was(queue: ConsumeQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(queue, 3)
-    monkeypatch.setattr("rmqkit.store.queues.base._pwrite", lambda descriptor, data, position: 7)
+    monkeypatch.setattr("rmqkit.system.disk.pwrite", lambda descriptor, data, position: 7)
     with pytest.raises(OSError, match="no space left") as raised:
         fill(queue, 1, first=3)
     assert raised.value.errno == errno.ENOSPC
@@ -274,7 +274,7 @@ def test_held_entries_are_read_from_memory_and_written_together(
     writes: list[tuple[int, int]] = []
     real = os.pwrite
     counting = lambda fd, data, at: (writes.append((at, len(data))), real(fd, data, at))[1]  # noqa: E731
-    monkeypatch.setattr("rmqkit.store.queues.base._pwrite", counting)
+    monkeypatch.setattr("rmqkit.system.disk.pwrite", counting)
     queue = fill(holding(tmp_path), 4)
     assert (writes, queue.max_offset, queue.max_physical_offset) == ([], 4, 400)
     assert queue.read(1, 2) == entry(1) + entry(2)
@@ -298,7 +298,7 @@ def test_as_many_as_may_be_held_are_written_with_the_next_one(tmp_path: Path) ->
 
 def test_a_refusing_disk_leaves_held_entries_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue = fill(holding(tmp_path, entries_max=3), 2)
-    monkeypatch.setattr("rmqkit.store.queues.base._pwrite", lambda descriptor, data, position: 7)
+    monkeypatch.setattr("rmqkit.system.disk.pwrite", lambda descriptor, data, position: 7)
     with pytest.raises(OSError, match="no space left"):
         queue.write_held()
     fill(queue, 1, first=2)

@@ -9,7 +9,6 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from rmqkit.store.log import file_queue
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.queues.queue_ext import ExtUnit
 from rmqkit.store.queues.table import ConsumeQueues, open_file_limit
+from rmqkit.system import disk
 from tests.open_files import open_files
 from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
 
@@ -28,8 +28,8 @@ QUEUES = 100
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace the flushes: these tests check only which files are open."""
-    monkeypatch.setattr("os.fdatasync", lambda fd: None)
-    monkeypatch.setattr("os.fsync", lambda fd: None)
+    monkeypatch.setattr("rmqkit.system.disk.sync_data", lambda fd: None)
+    monkeypatch.setattr("rmqkit.system.disk.sync_file", lambda fd: None)
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_files_that_wait_for_the_disk_stay_open(queues: ConsumeQueues, monkeypat
         index(queues, queue_id)
     files = [queue.queue.files[0] for queue in queues]
     synced: list[int] = []
-    monkeypatch.setattr("os.fdatasync", synced.append)
+    monkeypatch.setattr("rmqkit.system.disk.sync_data", synced.append)
     descriptors = [file.fd for file in files]
     index(queues, OPEN_MAX)
     queues.sync()
@@ -114,17 +114,19 @@ def test_disk_that_refuses_the_owner_is_asked_again_with_the_bytes_written_again
     for queue_id in range(2 * OPEN_MAX):
         index(queues, queue_id)
     with monkeypatch.context() as patch:
-        patch.setattr("os.fdatasync", failing(OSError(errno.EIO, "Input/output error")))
+        patch.setattr("rmqkit.system.disk.sync_data", failing(OSError(errno.EIO, "Input/output error")))
         for _ in range(2):
             with pytest.raises(OSError, match="Input/output"):
                 index(queues, 2 * OPEN_MAX)
     refused = [queue for queue in queues if queue.queue.refused()]
     assert refused and set(refused) <= queues.dirty
     written, real = list[int](), os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: (written.append(len(data)), real(fd, data, at))[1])
+    monkeypatch.setattr(
+        "rmqkit.system.disk.pwrite", lambda fd, data, at: (written.append(len(data)), real(fd, data, at))[1]
+    )
     index(queues, 2 * OPEN_MAX)
     queues.sync()
-    assert written == [20] * len(refused) and not queues.dirty
+    assert written == [20] * (len(refused) + 1) and not queues.dirty
     assert not [queue for queue in queues if queue.queue.refused()]
 
 
@@ -134,7 +136,7 @@ def test_store_refuses_messages_while_it_cannot_open_a_queue(tmp_path: Path, mon
         store.queues.open_max = OPEN_MAX
         put_all(store, *(message(queue_id=i) for i in range(2 * OPEN_MAX)))
         with monkeypatch.context() as patch:
-            patch.setattr("os.fdatasync", failing(OSError(errno.EIO, "Input/output error")))
+            patch.setattr("rmqkit.system.disk.sync_data", failing(OSError(errno.EIO, "Input/output error")))
             assert store.put(message(queue_id=99)).status is PutStatus.OK, "it is in the log"
             assert store.put(message(queue_id=0)).status is PutStatus.SERVICE_NOT_AVAILABLE
         assert store.put(message(queue_id=0)).status is PutStatus.OK
@@ -200,14 +202,14 @@ def test_deleted_topic_leaves_no_open_file(queues: ConsumeQueues, tmp_path: Path
 def test_start_lists_every_directory_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path) as store:
         put_all(store, *(message(queue_id=i) for i in range(10)))
-    scan = os.scandir
+    sizes = disk.file_sizes
     listed: list[str] = []
 
-    def scan_and_tell(path: Path) -> Any:
+    def list_and_note(path: Path) -> list[tuple[str, int]]:
         listed.append(str(path))
-        return scan(path)
+        return sizes(path)
 
-    monkeypatch.setattr("os.scandir", scan_and_tell)
+    monkeypatch.setattr(disk, "file_sizes", list_and_note)
     with opened(tmp_path):
         folder = str(tmp_path / "consumequeue" / "TopicTest")
         assert sorted(path for path in listed if path.startswith(folder + "/")) == sorted(

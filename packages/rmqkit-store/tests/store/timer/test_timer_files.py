@@ -293,7 +293,7 @@ def test_a_short_write_of_the_wheel_is_finished_or_refused(tmp_path):
     again.close()
 
 
-@pytest.mark.parametrize("operation", ["ftruncate", "fsync"])
+@pytest.mark.parametrize("operation", ["truncate", "sync_file"])
 def test_a_wheel_that_cannot_be_made_is_made_by_a_later_write(tmp_path, operation):
     wheel = TimerWheel(tmp_path / "timerwheel", 1000)
     wheel.put(Slot(NOW_MS, 52, 104, 2))
@@ -338,7 +338,7 @@ def test_a_refused_timer_log_is_written_again_also_over_several_files(tmp_path, 
     with RefusingDisk().installed() as disk:
         for number in range(count):  # 10 units fill a file
             files.add([unit(number + 1, number)])
-        disk.refuse(BROKEN, "fdatasync", path="timerlog", times=2)
+        disk.refuse(BROKEN, "sync_data", path="timerlog", times=2)
         for _ in range(2):
             with pytest.raises(OSError, match="Input/output"):
                 files.log.sync()
@@ -351,12 +351,12 @@ def test_units_that_the_page_cache_dropped_are_not_taken_for_flushed(tmp_path):
     files = files_in(tmp_path)
     files.add([unit(1, 0), unit(2, 1)])
     with RefusingDisk().installed() as disk:
-        disk.refuse(BROKEN, "fdatasync", path="timerlog", times=1)
+        disk.refuse(BROKEN, "sync_data", path="timerlog", times=1)
         with pytest.raises(OSError, match="Input/output"):
             files.log.sync()
         files.log.sync()
         files.add([unit(3, 2)])
-        disk.refuse(BROKEN, "fdatasync", path="timerlog", times=1)
+        disk.refuse(BROKEN, "sync_data", path="timerlog", times=1)
         with pytest.raises(OSError, match="Input/output"):
             files.log.sync()
         with next((tmp_path / "timerlog").iterdir()).open("r+b") as file:

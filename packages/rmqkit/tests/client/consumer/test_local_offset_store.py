@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 
 import pytest
@@ -116,7 +115,7 @@ async def test_a_save_that_is_cancelled_ends_with_its_thread_so_that_the_next_on
         at_disk.set()
         assert gate.wait(60)
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr("rmqkit.system.disk.sync_file", fsync)
     offsets = table(tmp_path)
     offsets.raise_to(FIRST, 3)
     periodic = asyncio.create_task(offsets.send_changed())

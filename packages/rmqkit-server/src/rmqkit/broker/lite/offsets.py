@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rmqkit.errors import StoreUnavailable
-from rmqkit.store.files import make_directory, sync_file, write_all
+from rmqkit.store.files import cut_file, make_directory
 from rmqkit.store.lite.table import LiteTable
+from rmqkit.system import disk
 
 __all__ = ["LiteOffsets"]
 
@@ -105,9 +106,11 @@ class LiteOffsets:
         if left <= 0:
             return number, position, b""
         try:
-            with self._path_of(number).open("rb") as file:
-                file.seek(position)
-                content = file.read(left)
+            descriptor = disk.open(self._path_of(number), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                content = disk.pread(descriptor, left, position)
+            finally:
+                disk.close(descriptor)
         except OSError as error:
             raise StoreUnavailable(f"{self._path_of(number)}: {error.strerror}: correct the disk") from error
         end = 0
@@ -125,7 +128,7 @@ class LiteOffsets:
         if number == self._number:
             return self._end
         try:
-            return self._path_of(number).stat().st_size
+            return disk.size(self._path_of(number))
         except OSError:
             return 0
 
@@ -133,17 +136,18 @@ class LiteOffsets:
 
     def load(self) -> None:
         """Read the files. The table of lite topics is loaded. Raises StoreUnavailable: a file cannot be read."""
-        paths = sorted(self._folder.glob("offsets.*")) if self._folder.is_dir() else []
+        names = disk.names(self._folder) if disk.is_directory(self._folder) else []
+        paths = [self._folder / name for name in names if name.startswith("offsets.")]
         try:
             for path in paths:
-                content = path.read_bytes()
+                content = disk.read_file(path)
                 self._end = self._count = 0
                 for end in self._load_records(content):
                     self._end, self._count = end, self._count + 1
                 if self._end < len(content):
                     said = "%s: dropping %d bytes after a torn record: some messages are delivered again"
                     _log.warning(said, path, len(content) - self._end)
-                    os.truncate(path, self._end)
+                    cut_file(path, self._end)
         except OSError as error:
             raise StoreUnavailable(f"{error.filename or self._folder}: {error.strerror}: correct the disk") from error
         self._changed.clear()
@@ -212,24 +216,24 @@ class LiteOffsets:
     def _append(self, data: bytes) -> None:
         try:
             make_directory(self._folder)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = disk.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                write_all(descriptor, data, self._end)
+                disk.write_all(descriptor, data, self._end)
             finally:
-                os.close(descriptor)
+                disk.close(descriptor)
         except OSError as error:
             raise StoreUnavailable(f"cannot write {self._path}: {error.strerror}: free the disk") from error
         self._end += len(data)
 
     def _drop_old(self) -> None:
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = disk.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                sync_file(descriptor)  # before the older copies of these offsets are deleted
+                disk.sync_file(descriptor)  # before the older copies of these offsets are deleted
             finally:
-                os.close(descriptor)
+                disk.close(descriptor)
             for path in self._old:
-                path.unlink(missing_ok=True)
+                disk.remove(path, missing_ok=True)
         except OSError as error:
             raise StoreUnavailable(f"cannot sync {self._path}: {error.strerror}: free the disk") from error
         self._old = []

@@ -17,7 +17,6 @@ Source: remoting.md §4, §4.4, §6.6; behaviour.md §9.9.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -41,6 +40,7 @@ from rmqkit.remoting.router import Router, change_settings, settings_reply
 from rmqkit.store.log.commit_log import log_directories
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.retention import used_percent
+from rmqkit.system import disk
 from rmqkit.unused import unused_notes
 
 CAPACITIES = {"pull": HELD_MAX, "litePull": HELD_MAX, "send": WAITING_MAX, "query": WAITING_MAX, "ack": WAITING_MAX}
@@ -147,8 +147,8 @@ class RuntimeInfoHandlers(Handlers[OperationsContext]):
 
     def _disks(self) -> dict[str, str]:
         first = self._log_directories[0]  # missing at a slave without any data
-        disk = os.statvfs(first if first.exists() else self._context.store.root)
-        total, free = disk.f_blocks * disk.f_frsize, disk.f_bfree * disk.f_frsize
+        space = disk.space(first if disk.exists(first) else self._context.store.root)
+        total, free = space.f_blocks * space.f_frsize, space.f_bfree * space.f_frsize
         ratios = {path: disk_ratio(path) for path in self._log_directories}
         return {
             "commitLogDirCapacity": f"Total : {bytes_text(total)}, Free : {bytes_text(free)}.",

@@ -50,6 +50,7 @@ from rmqkit.remoting.tasks import Tasks, Turns
 from rmqkit.store.message_store import DispatchRequest, MessageStore, StoredSends
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.table_journal import journal_of
+from rmqkit.system import disk
 
 if TYPE_CHECKING:
     from rmqkit.broker.counts import Counts
@@ -173,7 +174,7 @@ class PopService:
 
 def _written_ms(path: Path) -> int:
     """Return the time up to which a table's file contains all changes, in ms; 0 for a missing file."""
-    return path.stat().st_mtime_ns // 1_000_000 - _WRITING_MS if path.exists() else 0
+    return disk.modified_ms(path) - _WRITING_MS if disk.exists(path) else 0
 
 
 @dataclass(slots=True, eq=False)

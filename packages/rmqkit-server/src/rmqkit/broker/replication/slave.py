@@ -53,6 +53,7 @@ from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.remoting.tls import ClientTls
 from rmqkit.store.files import write_durably
 from rmqkit.store.message_store import MessageStore
+from rmqkit.system import disk
 
 __all__ = ["HaSlave"]
 
@@ -128,7 +129,7 @@ class HaSlave:
         self._last_warning = ""
         self.divergence: LogDiverged | None = None
         self._mark = store.root / "diverged"
-        self._is_marked = self._mark.exists()
+        self._is_marked = disk.exists(self._mark)
         self._comparison = LogComparison(store, client, address)
         self._was_compared = False
 
@@ -216,7 +217,7 @@ class HaSlave:
                 await self._prepare()
             if master.main_address is not None:
                 await self._comparison.compare(master.main_address)
-                self._mark.unlink(missing_ok=True)
+                disk.remove(self._mark, missing_ok=True)
                 self._is_marked = False
             self._was_compared = True
             # The first report confirms a copy of all earlier data, so with SYNC_FLUSH the data has to be on the disk.

@@ -22,7 +22,6 @@ Source: behaviour.md §3.1 to §3.6; remoting.md §4.3.1.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Awaitable
 from contextlib import suppress
@@ -62,6 +61,7 @@ from rmqkit.remoting.router import OVERLOADED, Router
 from rmqkit.store.long_batch import is_long
 from rmqkit.store.message_store import InnerMessage, PutResult, PutStatus
 from rmqkit.store.settings import delay_level
+from rmqkit.system import process
 
 __all__ = ["SendHandlers"]
 
@@ -85,7 +85,7 @@ class SendHandlers(Handlers[SendContext]):
         super().__init__(context)
         self._is_orderly = context.queue_locks.is_any_held
         self._has_light = context.store_settings.enable_light_queues and context.store_settings.enable_multi_dispatch
-        self._unique_keys = UniqueKeys(self._context.identity.store_host[:-4], os.getpid(), random.getrandbits(32))
+        self._unique_keys = UniqueKeys(self._context.identity.store_host[:-4], process.number(), random.getrandbits(32))
         self._store_settings = context.store_settings
         self._checks = SendChecks(context)
         self._stamps, self._answer_fields = stamps_of(self._context.settings)

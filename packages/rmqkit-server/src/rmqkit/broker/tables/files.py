@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.store.files import JsonFile, RowTexts
 from rmqkit.store.table_journal import Line, TableJournal, journal_of, lacking
+from rmqkit.system import disk, threads
 
 _log = logging.getLogger(__name__)
 _CHANGES_MIN = 1000
@@ -92,14 +92,14 @@ class JournaledTable:
         self._one_round = asyncio.Lock()
         self._numbers = itertools.count(1)
         self._written_number = 0
-        self._writing_file = threading.Lock()
+        self._writing_file = threads.Lock()
 
     # -- reading
 
     def load(self, version: DataVersion, members: Mapping[str, dict[str, Any]]) -> None:
         """Take over the content of the file, or of its backup, and apply the journal.
         Raises StoreMismatch: the journal is of a later release. Nothing was changed on the disk."""
-        is_lost = not self.file.path.exists()
+        is_lost = not disk.exists(self.file.path)
         self.journal.starts_at(version)
         for member, rows in members.items():
             self.members[member].update(rows)

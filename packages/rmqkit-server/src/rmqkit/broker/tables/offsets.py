@@ -32,7 +32,6 @@ Source: behaviour.md §5; store.md §9.2, §9.3.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +46,7 @@ from rmqkit.protocol.schemas.offsets import ConsumerOffsets, LightOffsets
 from rmqkit.protocol.schemas.topics import DataVersion
 from rmqkit.remoting.connection import Connection
 from rmqkit.store.files import JsonFile
+from rmqkit.system import disk
 
 __all__ = ["OffsetTable"]
 
@@ -95,7 +95,7 @@ class OffsetTable(LazyTable):
         """Make this the table of a slave, which has the master's commits until the last copy. The file's time is then
         the time of this copy. A broker that becomes master compares the file's time with the times of pops."""
         path = self._file.path
-        self._asked_ms = path.stat().st_mtime_ns // 1_000_000 if path.exists() else 0
+        self._asked_ms = disk.modified_ms(path) if disk.exists(path) else 0
 
     def write(self, snapshot: ConsumerOffsets) -> None:
         asked_ms = self._snapshot_asked_ms
@@ -103,7 +103,7 @@ class OffsetTable(LazyTable):
         if asked_ms is not None:
             # After a crash before this line the file has the current time: messages popped after the copy are popped
             # again.
-            os.utime(self._file.path, ns=(asked_ms * 1_000_000, asked_ms * 1_000_000))
+            disk.set_modified_ms(self._file.path, asked_ms)
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return a group's offset, or None. Go and Node clients commit -1 for an empty queue: this is not an offset."""

@@ -46,6 +46,7 @@ from rmqkit.protocol.schemas.topics import (
 )
 from rmqkit.store.files import JsonFile
 from rmqkit.store.queues.table import queue_counts
+from rmqkit.system import disk
 
 
 class _Stored(Struct, rename="camel"):
@@ -228,7 +229,7 @@ class TopicTable:
         if missing:
             self.saved.change_soon(_rows(missing))
         # Only if the file is missing: after all topics were deleted, old queues remain until retention deletes them.
-        if not self.saved.file.path.exists():
+        if not disk.exists(self.saved.file.path):
             self._add_those_of_queues()
 
     def _read(self) -> TopicConfigTable | None:

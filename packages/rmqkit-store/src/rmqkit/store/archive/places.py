@@ -16,7 +16,8 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from rmqkit import extras
 from rmqkit.errors import StoreError
-from rmqkit.store.files import make_directory, sync_directory, sync_file
+from rmqkit.store.files import make_directory, sync_directory
+from rmqkit.system import disk
 
 __all__ = ["Folder", "Objects", "Place", "place_at", "place_of"]
 
@@ -89,7 +90,7 @@ class Folder:
                 file.flush()
                 # Sync the bytes before the rename, and the name before the caller reports the segment. Retention
                 # deletes the log file after the report: a power cut must not leave an incomplete segment instead.
-                sync_file(file.fileno())
+                disk.sync_file(file.fileno())
             part.rename(self._path / name)
         except BaseException:
             part.unlink(missing_ok=True)

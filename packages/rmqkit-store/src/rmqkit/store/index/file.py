@@ -26,7 +26,6 @@ Source: store.md §7.
 from __future__ import annotations
 
 import functools
-import mmap
 import struct
 from bisect import bisect_left
 from collections.abc import Callable
@@ -35,8 +34,8 @@ from typing import TYPE_CHECKING
 
 from rmqkit.protocol.core import index_entries, set_slots
 from rmqkit.protocol.properties import Keys, find_keys, java_hash
-from rmqkit.store.files import reserve
 from rmqkit.store.log.mapped_file import MappedFile
+from rmqkit.system import disk
 
 if TYPE_CHECKING:
     import numpy as np
@@ -117,7 +116,7 @@ class IndexFile:
         self.index_count: int = max(1, header[5])
         self._entries = bytearray()
         self._newest: dict[int, int] = {}
-        self._slots: mmap.mmap | None = None
+        self._slots: disk.Mapped | None = None
         self._is_header_due = False
 
     @classmethod
@@ -233,13 +232,13 @@ class IndexFile:
         seconds: Ints = (store_timestamps - begin) // 1000 if begin > 0 else store_timestamps * 0
         return seconds.clip(0, _I32_MAX)
 
-    def _mapped_slots(self) -> mmap.mmap:
+    def _mapped_slots(self) -> disk.Mapped:
         """Return header and slots as a mapping for changes in place.
         Their blocks are allocated first: with a full disk, a write through a mapping can only fail with a signal.
         Raises OSError: the disk has no space for the blocks."""
         if self._slots is None:
-            reserve(self.file.fd, self._entries_at)
-            self._slots = mmap.mmap(self.file.fd, self._entries_at)
+            disk.reserve(self.file.fd, self._entries_at)
+            self._slots = disk.map_file(self.file.fd, self._entries_at, writable=True)
         return self._slots
 
     def forget(self) -> int:

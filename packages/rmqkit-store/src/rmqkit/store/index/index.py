@@ -33,7 +33,6 @@ import logging
 import shlex
 import struct
 import sys
-import threading
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +49,7 @@ from rmqkit.store.files import read_note, sync_directory, write_note
 from rmqkit.store.index.file import ENTRY, HEADER, SLOT, IndexFile, key_hash, key_hashes
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.log.scan import has_numpy
+from rmqkit.system import disk, threads
 
 if TYPE_CHECKING:
     from rmqkit.store.index.file import Ints
@@ -170,16 +170,16 @@ class MessageIndex:
         self.may_fall_behind = False
         self.behind_from: int | None = None
         self.failure: Exception | None = None
-        self._loading: threading.Thread | None = None
+        self._loading: threads.Thread | None = None
         self._note: _Note = {}
         self._missing: _Note = {}
 
     # ---- opening and closing
 
     def _on_disk(self) -> list[Path]:
-        if not self.directory.is_dir():
+        if not disk.is_directory(self.directory):
             return []
-        return sorted(path for path in self.directory.iterdir() if path.name.isdecimal())
+        return [self.directory / name for name in disk.names(self.directory) if name.isdecimal()]
 
     @property
     def _rebuild(self) -> str:
@@ -189,7 +189,7 @@ class MessageIndex:
         """Check every file without changing anything.
         Raises StoreMismatch: the length of a file does not match the settings."""
         for path in self._on_disk():
-            length = path.stat().st_size
+            length = disk.size(path)
             if length not in (0, self._file_bytes):
                 raise StoreMismatch(
                     f"{path} has {length} bytes, maxHashSlotNum {self._slot_count} and maxIndexNum {self._entry_count} "
@@ -221,9 +221,9 @@ class MessageIndex:
             )
         files: list[IndexFile] = []
         for path in self._on_disk():
-            if not path.stat().st_size:
+            if not disk.size(path):
                 _log.warning("deleting empty index file %s", path)
-                path.unlink()
+                disk.remove(path)
                 continue
             mapped = MappedFile(path, 0, self._file_bytes, wrote=self._file_bytes)
             file = IndexFile(mapped, self._slot_count, self._entry_count)
@@ -550,9 +550,7 @@ class MessageIndex:
         if _COLUMNS in sys.modules:
             return self._loading is None or not self._loading.is_alive()
         if self._loading is None and has_numpy():
-            self._loading = threading.Thread(
-                target=importlib.import_module, args=(_COLUMNS,), name="numpy", daemon=True
-            )
+            self._loading = threads.Thread(importlib.import_module, (_COLUMNS,), name="numpy")
             self._loading.start()
         return False
 
@@ -715,7 +713,7 @@ def _missing_of(note: _Note, directory: Path, *, clean: bool, log_start: int) ->
 
 
 def _has_content(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0
+    return disk.is_file(path) and disk.size(path) > 0
 
 
 def file_name(now_ms: int, newest: str) -> str:

@@ -32,7 +32,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from rmqkit.store.files import make_directory, sync_data, sync_directory, write_all, write_durably
+from rmqkit.store.files import cut_file, make_directory, sync_directory, write_durably
+from rmqkit.system import disk
 
 __all__ = ["Kind", "LiteJournal", "LiteNote"]
 
@@ -92,7 +93,7 @@ class LiteJournal:
     def load(self) -> Iterator[LiteNote]:
         """Yield the records of the file, and cut the file at the first torn record.
         Raises OSError: the file cannot be read or cut."""
-        content = self._path.read_bytes() if self._path.exists() else b""
+        content = disk.read_file(self._path) if disk.exists(self._path) else b""
         self._end = self.count = 0
         for note, end in decoded(content):
             self._end, self.count = end, self.count + 1
@@ -100,7 +101,7 @@ class LiteJournal:
         if self._end < len(content):
             said = "%s: dropping %d bytes after a torn record: the log replaces them"
             _log.warning(said, self._path, len(content) - self._end)
-            os.truncate(self._path, self._end)
+            cut_file(self._path, self._end)
 
     def append(self, notes: Iterable[LiteNote], *, is_durable: bool) -> None:
         """Append records. ``is_durable``: wait until the whole file is on the disk. Raises OSError: the write
@@ -108,18 +109,18 @@ class LiteJournal:
         data = [note.encoded() for note in notes]
         if not data and not (is_durable and self._is_unsynced):
             return
-        is_new = not self._path.exists()
+        is_new = not disk.exists(self._path)
         make_directory(self._path.parent)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = disk.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             joined = b"".join(data)
-            write_all(descriptor, joined, self._end)
+            disk.write_all(descriptor, joined, self._end)
             self._is_unsynced = True
             if is_durable:
-                sync_data(descriptor)
+                disk.sync_data(descriptor)
                 self._is_unsynced = False
         finally:
-            os.close(descriptor)
+            disk.close(descriptor)
         if is_new and is_durable:
             sync_directory(self._path.parent)
         self._end += len(joined)
@@ -132,7 +133,7 @@ class LiteJournal:
         make_directory(self._path.parent)
         aside = self._path.with_suffix(".tmp")
         write_durably(aside, content)
-        aside.replace(self._path)
+        disk.rename(aside, self._path)
         sync_directory(self._path.parent)
         self._end, self.count = len(content), len(data)
 

@@ -26,10 +26,9 @@ from __future__ import annotations
 import logging
 import os
 import struct
-import threading
 from pathlib import Path
 
-from rmqkit.store.files import sync_data, write_all
+from rmqkit.system import disk, threads
 
 __all__ = ["CHECKPOINT_BYTES", "Checkpoint"]
 
@@ -52,14 +51,14 @@ class Checkpoint:
         self.logics_physical_offset = 0
         self._held_until = 0
         self._saved: bytes | None = None
-        self._lock = threading.RLock()
+        self._lock = threads.RLock()
 
     def load(self) -> None:
         """Read the file. If the file is missing or incomplete, all numbers stay 0 and recovery starts at the
         beginning.
         """
         try:
-            content = self.path.read_bytes()
+            content = disk.read_file(self.path)
         except FileNotFoundError:
             return
         if len(content) < _FIELDS.size:
@@ -109,14 +108,14 @@ class Checkpoint:
             if packed == self._saved:
                 return
             self._saved = None  # after a failed write the content of the file is unknown
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = disk.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                if os.fstat(descriptor).st_size != CHECKPOINT_BYTES:
-                    os.ftruncate(descriptor, CHECKPOINT_BYTES)
-                write_all(descriptor, packed, 0)
-                sync_data(descriptor)
+                if disk.size_of(descriptor) != CHECKPOINT_BYTES:
+                    disk.truncate(descriptor, CHECKPOINT_BYTES)
+                disk.write_all(descriptor, packed, 0)
+                disk.sync_data(descriptor)
             finally:
-                os.close(descriptor)
+                disk.close(descriptor)
             self._saved = packed
 
     @property

@@ -36,18 +36,17 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from msgspec import Struct
 
 from rmqkit.protocol.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, pack_blank
-from rmqkit.store.files import read_note, remove_note, sync_file, write_note
+from rmqkit.store.files import read_note, remove_note, write_note
 from rmqkit.store.log.file_queue import FileQueue, sync_names
 from rmqkit.store.log.mapped_file import MappedFile, file_name
 from rmqkit.store.log.transient_pool import TransientPool
 from rmqkit.store.settings import FlushDiskType, StoreSettings
+from rmqkit.system import disk, threads
 
 __all__ = ["CommitLog", "LogStart", "gone_files", "log_directories", "noted_start"]
 
@@ -164,7 +163,7 @@ class CommitLog:
             self.pool.append(bytes(data))
         else:
             position = file.wrote
-            if os.pwrite(self._fd, data, position) != size:
+            if disk.pwrite(self._fd, data, position) != size:
                 file.write(position, data)  # writes the rest, or raises the reason
             file.wrote = position + size
         # Keep this order: a flush reads the timestamp first, and the record with this timestamp must be among the
@@ -281,15 +280,15 @@ class _NextFile:
         self._queue = queue
         self._pool = pool
         self._is_warm = is_warm
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: threads.Pool | None = None
         self._start = -1
-        self._made: Future[MappedFile] | None = None
+        self._made: threads.Future[MappedFile] | None = None
         self._is_late = False
         self._is_closing = False
 
     def start(self, start: int) -> None:
         """Start to create the file that begins at an offset."""
-        self._executor = self._executor or ThreadPoolExecutor(1, "store-allocate")
+        self._executor = self._executor or threads.Pool(1, "store-allocate")
         self._start, self._made = start, self._executor.submit(self._make, start)
 
     def take_file(self, start: int) -> MappedFile:
@@ -330,7 +329,7 @@ class _NextFile:
         try:
             if self._is_warm:
                 file.warm(is_wanted=lambda: not self._is_closing)
-            sync_file(file.fd)  # syncs its length: an empty file would end the log
+            disk.sync_file(file.fd)  # syncs its length: an empty file would end the log
             sync_names(file, 2)
         except OSError:
             file.delete()
@@ -338,7 +337,7 @@ class _NextFile:
         return file
 
 
-def _discard(made: Future[MappedFile] | None) -> None:
+def _discard(made: threads.Future[MappedFile] | None) -> None:
     if made is not None and made.exception(_CREATE_TIMEOUT_SECONDS) is None:
         file = made.result()
         try:

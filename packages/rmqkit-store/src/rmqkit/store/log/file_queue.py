@@ -11,16 +11,15 @@ Source: store.md §2.
 from __future__ import annotations
 
 import logging
-import os
 import shlex
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import TypeVar
 
 from rmqkit.errors import StoreMismatch
 from rmqkit.store.files import sync_directory
-from rmqkit.store.log.mapped_file import MappedFile, changing_back, file_name
+from rmqkit.store.log.mapped_file import MappedFile, file_name
+from rmqkit.system import disk, threads
 
 __all__ = ["FileQueue", "split", "sync_names", "sync_names_of"]
 
@@ -85,7 +84,7 @@ class FileQueue:
         while len(found) > sound:
             _, path, length = found.pop()
             _log.warning("deleting %s of %d bytes", path, length)
-            path.unlink()
+            disk.remove(path)
         self.files = tuple(MappedFile(path, start, size, wrote=size) for start, path, size in found)
         for file in self.files:  # the previous process may have been killed
             file.synced, file.is_named_durably = -1, file is not self.files[-1]
@@ -146,11 +145,7 @@ class FileQueue:
         for directory in {file.path.parent for file in dropped}:
             sync_directory(directory)  # a deleted file that reappears would restore cut records
         if kept:
-            last = kept[-1]
-            with changing_back:
-                last.wrote = min(offset - last.start, last.size)
-                # the zeros must reach the disk, too, even if no data is before them
-                last.synced = -1 if last.clear_from(last.wrote) else min(last.synced, last.wrote)
+            kept[-1].cut(offset - kept[-1].start)
 
     def drop_front(self, is_expired: Callable[[MappedFile], bool]) -> int:
         """Delete files, oldest first, while the test is true for them. Never delete the last file. Return the number of
@@ -219,7 +214,7 @@ class FileQueue:
             file.delete()
         for directory in self.directories:
             try:
-                directory.rmdir()
+                disk.remove_directory(directory)
             except OSError:
                 _log.debug("%s is not deleted: it is missing or holds other files", directory)
 
@@ -232,7 +227,7 @@ def sync_names(file: MappedFile, levels: int) -> None:
     file.is_named_durably = True
 
 
-def sync_names_of(files: Collection[MappedFile], levels: int, pool: Executor) -> None:
+def sync_names_of(files: Collection[MappedFile], levels: int, pool: threads.Pool) -> None:
     """Make the names of many files durable, like `sync_names`. Sync each directory once and several in parallel. No
     file may be deleted meanwhile."""
     level = {file.path.parent for file in files}
@@ -273,14 +268,10 @@ def _sync_if_ours(directory: Path) -> bool:
 def _files_of(directory: Path) -> list[tuple[int, Path, int]]:
     """Return start, path and length of every file of a directory."""
     try:
-        with os.scandir(directory) as entries:
-            return [
-                (_start_of(path := Path(entry.path)), path, entry.stat().st_size)
-                for entry in entries
-                if not entry.is_dir()
-            ]
+        sizes = disk.file_sizes(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
+    return [(_start_of(path := directory / name), path, length) for name, length in sizes]
 
 
 def _start_of(path: Path) -> int:

@@ -13,22 +13,18 @@ Source: store.md §2.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from rmqkit.store.files import reserve, sync_data, write_all
+from rmqkit.system import disk, threads
 
-__all__ = ["SECTOR_BYTES", "BytesLost", "MappedFile", "changing_back", "file_name"]
+__all__ = ["SECTOR_BYTES", "BytesLost", "MappedFile", "file_name"]
 
 SECTOR_BYTES = 512
 """The unit that a disk writes completely or not at all."""
 
 _CHUNK_BYTES = 1 << 20
-changing_back = threading.Lock()
-"""Lock for changes of existing bytes: a cut of a file, and a repeated write."""
 _WARM_BYTES = 16 << 20  # flushLeastPagesWhenWarmMapedFile, 4096 pages
 
 
@@ -57,6 +53,7 @@ class MappedFile:
     """
 
     __slots__ = (
+        "_changing_back",
         "_fd",
         "_is_deleted",
         "_view",
@@ -78,19 +75,20 @@ class MappedFile:
         self.is_named_durably = True
         self.again_from: int | None = None
         self._is_deleted = False
+        self._changing_back = threads.Lock()  # held by a change of existing bytes: a cut, or a repeated write
         self._fd = -1
         self._view: memoryview | None = None
 
     @classmethod
     def create(cls, path: Path, start: int, size: int) -> MappedFile:
         """Create a sparse file. Raises OSError: the file cannot be created; no file remains."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        disk.make_directories(path.parent)
         file = cls(path, start, size, wrote=0)
         file.is_named_durably = False
         # Truncate: a crash may leave an old file that is not part of the queue, such as an extension without its queue.
-        file._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        file._fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            os.ftruncate(file._fd, size)
+            disk.truncate(file._fd, size)
         except OSError:
             file.delete()
             raise
@@ -110,29 +108,29 @@ class MappedFile:
         if self._fd < 0:
             if self._is_deleted:  # another file may have the path now
                 raise FileNotFoundError(errno.ENOENT, "deleted", str(self.path))
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = disk.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self._fd
 
     def open_read_only(self) -> None:
         """Open the file for reading only, for a store that must not be written. Raises OSError: the file cannot be
         read.
         """
-        self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = disk.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def view(self) -> memoryview:
         """The whole file, mapped read-only. Slices stay valid while they are referenced."""
         if self._view is None:
-            self._view = memoryview(mmap.mmap(self.fd, self.size, access=mmap.ACCESS_READ))
+            self._view = memoryview(disk.map_file(self.fd, self.size))
         return self._view
 
     def read(self, position: int, size: int) -> bytes:
         """Return a copy of ``size`` bytes at a position, or of fewer bytes at the end of the file."""
-        return os.pread(self.fd, size, position)
+        return disk.pread(self.fd, size, position)
 
     def write(self, position: int, data: bytes | bytearray | memoryview) -> None:
         """Write all of ``data`` at a position. Raises OSError: the write failed; a part may have been written."""
-        write_all(self.fd, data, position)
+        disk.write_all(self.fd, data, position)
 
     def sync(self) -> None:
         """Wait until the written bytes are on the disk. Do nothing for a file that was deleted meanwhile.
@@ -145,10 +143,10 @@ class MappedFile:
         assert wrote <= self.size, "written bytes are inside the file"
         try:
             if self.again_from is not None:
-                with changing_back:  # bytes that the owner cuts off meanwhile must not be written again
+                with self._changing_back:  # bytes that the owner cuts off meanwhile must not be written again
                     wrote = self.wrote
                     self._write_again(self.again_from, wrote)
-            sync_data(self.fd)
+            disk.sync_data(self.fd)
         except OSError:
             if not self._is_deleted:
                 self.again_from = self.synced if self.again_from is None else min(self.synced, self.again_from)
@@ -171,11 +169,11 @@ class MappedFile:
         False.
         Source: store.md §13.6.
         Raises OSError: the disk has no space for the file."""
-        reserve(self.fd, self.size)
+        disk.reserve(self.fd, self.size)
         zeros = bytes(min(_WARM_BYTES, self.size))
         for position in range(0, self.size, _WARM_BYTES):
             self.write(position, memoryview(zeros)[: self.size - position])
-            sync_data(self.fd)
+            disk.sync_data(self.fd)
             if not is_wanted():
                 return
 
@@ -184,10 +182,10 @@ class MappedFile:
         is_changed = False
         while position < self.size:
             try:
-                position = os.lseek(self.fd, position, os.SEEK_DATA)
+                position = disk.seek_data(self.fd, position)
             except OSError:  # ENXIO: only a hole follows
                 break
-            data_end = min(os.lseek(self.fd, position, os.SEEK_HOLE), position + _CHUNK_BYTES)
+            data_end = min(disk.seek_hole(self.fd, position), position + _CHUNK_BYTES)
             chunk, zeros = self.read(position, data_end - position), bytes(data_end - position)
             if chunk != zeros:
                 self.write(position, zeros)
@@ -195,11 +193,18 @@ class MappedFile:
             position += len(chunk)
         return is_changed
 
+    def cut(self, position: int) -> None:
+        """Remove all data after a position. Raises OSError: the file cannot be read or written."""
+        with self._changing_back:
+            self.wrote = min(position, self.size)
+            # the zeros must reach the disk, too, even if no data is before them
+            self.synced = -1 if self.clear_from(self.wrote) else min(self.synced, self.wrote)
+
     def close(self) -> None:
         """Close the descriptor. Slices of `view` stay valid."""
         self._view = None
         if self._fd >= 0:
-            os.close(self._fd)
+            disk.close(self._fd)
             self._fd = -1
 
     def delete(self) -> None:
@@ -208,7 +213,7 @@ class MappedFile:
         self._is_deleted = True  # first: a flush thread may be about to sync it
         self.close()
         try:
-            self.path.unlink(missing_ok=True)
+            disk.remove(self.path, missing_ok=True)
         except OSError:
             self._is_deleted = False
             raise

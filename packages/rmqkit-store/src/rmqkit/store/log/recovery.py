@@ -32,7 +32,6 @@ Runs are several times as fast and have the same result. Source: store.md §12.
 from __future__ import annotations
 
 import logging
-import mmap
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -48,6 +47,7 @@ from rmqkit.store.log.mapped_file import SECTOR_BYTES, MappedFile
 from rmqkit.store.log.remains import Remains, look_behind
 from rmqkit.store.log.scan import Buffer, Records, has_numpy
 from rmqkit.store.settings import StoreSettings
+from rmqkit.system import disk
 
 if TYPE_CHECKING:
     import numpy as np
@@ -227,7 +227,7 @@ class _Walk:
     def _runs(self, file: MappedFile) -> None:
         """Scan the sound records of a file in runs. Stop before the first doubtful record."""
         end, buffer = self.end, file.view.obj
-        assert isinstance(buffer, mmap.mmap), "a view belongs to a mapping"
+        assert isinstance(buffer, disk.Mapped), "a view belongs to a mapping"
         for records in scan.runs(buffer, file.start, end.offset - file.start, file.size):
             run = records.text_only()
             run = run.head(self._check.sound_count(run))
@@ -242,7 +242,7 @@ class _Walk:
                 end.last_store_timestamp = int(times[-1])
                 end.newest_store_timestamp = max(int(times.max()), end.newest_store_timestamp)
                 end.record_count += len(run)
-            buffer.madvise(mmap.MADV_DONTNEED)  # these pages would count as memory of the broker
+            disk.release_pages(buffer)  # these pages would count as memory of the broker
             if len(run) < len(records):
                 return
 

@@ -56,6 +56,7 @@ from rmqkit.store.log import scan
 from rmqkit.store.log.file_queue import sync_names
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.log.view import data_end
+from rmqkit.system import disk
 
 __all__ = [
     "FILLER_BYTES_MAX",
@@ -271,16 +272,16 @@ def _set_aside(root: Path, remains: Remains) -> Path:
     gap.
     """
     folder, number = root / FOLDER / f"{remains.end:020d}", 1
-    while folder.exists():
+    while disk.exists(folder):
         number += 1
         folder = folder.with_name(f"{remains.end:020d}-{number}")
-    (folder / "commitlog").mkdir(parents=True)
+    disk.make_directories(folder / "commitlog")
     for file, high in reversed(remains.files):
         target = folder / "commitlog" / file.path.name
         low = max(0, remains.end - file.start)
         try:
             if file.start > remains.end:  # a file that begins at the end stays, for later appends
-                file.path.rename(target)
+                disk.rename(file.path, target)
                 continue
         except OSError as error:
             if error.errno != errno.EXDEV:

@@ -32,7 +32,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
-import mmap
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +55,7 @@ from rmqkit.protocol.record import (
     is_blank,
     layout_of,
 )
+from rmqkit.system import disk
 
 if TYPE_CHECKING:
     import numpy as np
@@ -85,7 +85,7 @@ __all__ = [
     "walk",
 ]
 
-Buffer = bytes | bytearray | mmap.mmap
+Buffer = bytes | bytearray | disk.Mapped
 """A whole segment, in memory or mapped: the input of a scan."""
 
 BATCH_ROWS = 4096

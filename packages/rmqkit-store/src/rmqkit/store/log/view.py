@@ -26,7 +26,6 @@ a log of any length. The zeros at the end of a preallocated segment are not read
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -38,6 +37,7 @@ from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.record import BLANK_BYTES, Record, closes_file, decode_record
 from rmqkit.store.log import scan
 from rmqkit.store.log.scan import Buffer, Damage, Records
+from rmqkit.system import disk
 
 __all__ = ["LogView", "Segment", "data_end", "mapped"]
 
@@ -73,8 +73,8 @@ class Segment(Struct):
 
     def release(self, position: int) -> None:
         """Release the scanned pages before a position; a later read loads them again."""
-        if isinstance(self.buffer, mmap.mmap) and abs(position - self.released) >= _KEPT_BYTES:
-            self.buffer.madvise(mmap.MADV_DONTNEED)
+        if isinstance(self.buffer, disk.Mapped) and abs(position - self.released) >= _KEPT_BYTES:
+            disk.release_pages(self.buffer)
             self.released = position
 
     def next_record(self, position: int, high: int) -> int:
@@ -228,14 +228,17 @@ def data_end(path: Path) -> int:
     """Return the end of the last part of a file that is not a hole. Return the file's length if the system cannot
     report holes.
     """
-    with open(path, "rb") as file:
-        end, size = 0, os.fstat(file.fileno()).st_size
+    descriptor = disk.open(path, os.O_RDONLY)
+    try:
+        end, size = 0, disk.size_of(descriptor)
         while end < size:
             try:
-                end = os.lseek(file.fileno(), os.lseek(file.fileno(), end, os.SEEK_DATA), os.SEEK_HOLE)
+                end = disk.seek_hole(descriptor, disk.seek_data(descriptor, end))
             except OSError as error:
                 return end if error.errno == errno.ENXIO else size
         return size
+    finally:
+        disk.close(descriptor)
 
 
 def _begins_with_record(segment: Segment) -> bool:
@@ -251,5 +254,9 @@ def mapped(path: Path) -> Buffer:
     Raises:
         OSError: the file cannot be read.
     """
-    with open(path, "rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
+    descriptor = disk.open(path, os.O_RDONLY)
+    try:
+        size = disk.size_of(descriptor)
+        return disk.map_file(descriptor, size) if size else b""
+    finally:
+        disk.close(descriptor)

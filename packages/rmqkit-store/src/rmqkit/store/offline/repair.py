@@ -38,7 +38,7 @@ from msgspec import Struct
 
 from rmqkit.errors import RecordCorrupt
 from rmqkit.protocol.record import BLANK_BYTES, decode_record, pack_blank
-from rmqkit.store.files import StoreLock, sync_directory, sync_file, write_durably
+from rmqkit.store.files import StoreLock, sync_directory, write_durably
 from rmqkit.store.log.commit_log import log_directories
 from rmqkit.store.log.mapped_file import MappedFile, file_name
 from rmqkit.store.log.remains import FILLER_BYTES_MIN, fillers, place_of
@@ -49,6 +49,7 @@ from rmqkit.store.offline.findings import Finding, Kind, Progress, Report, commo
 from rmqkit.store.offline.journal_check import merges
 from rmqkit.store.offline.rebuild import QUEUE_TREES, rebuild
 from rmqkit.store.settings import StoreSettings
+from rmqkit.system import disk
 
 __all__ = ["Repaired", "Step", "repair"]
 
@@ -296,7 +297,7 @@ def _keep(root: Path, file: MappedFile, position: int, end: int) -> None:
 def _extend(path: Path, file_bytes: int) -> None:
     with open(path, "r+b") as file:
         file.truncate(file_bytes)
-        sync_file(file.fileno())
+        disk.sync_file(file.fileno())
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import errno
 import operator
-import os
 import struct
-import threading
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -28,6 +26,7 @@ from rmqkit.protocol.record import topic_field
 from rmqkit.store.log.file_queue import FileQueue
 from rmqkit.store.log.mapped_file import SECTOR_BYTES, BytesLost, MappedFile
 from rmqkit.store.queues.queue_ext import ExtUnit, is_address
+from rmqkit.system import disk, threads
 
 __all__ = ["BLANK_SIZE", "NO_RECORD", "ConsumeQueueBase"]
 
@@ -38,8 +37,6 @@ _SCAN_BYTES = 4096
 _SCAN_BYTES_MAX = 1 << 20
 _RECOVERED_FILES = 3
 _NO_END = 1 << 63
-_pwrite = os.pwrite
-_writing = threading.Lock()
 _IS_NEGATIVE = bytes(0x80) + b"\1" * 0x80
 BLANK_SIZE = 0x7FFFFFFF
 """The size in a blank entry. No record has this size."""
@@ -68,7 +65,7 @@ class ConsumeQueueBase(ABC):
     __slots__ = tuple(
         """
         queue file_queues queue_id topic topic_field topic_utf8 min_offset max_offset next_offset max_physical_offset
-        recovered_record on_open on_gap is_dirty _dirty _fd _file _file_bytes _held _position _reading
+        recovered_record on_open on_gap is_dirty _dirty _fd _file _file_bytes _held _position _reading _writing
         """.split()
     )
 
@@ -112,6 +109,7 @@ class ConsumeQueueBase(ABC):
         self._position = 0
         self._file_bytes = file_bytes
         self._held = bytearray()
+        self._writing = threads.Lock()
 
     # ---- for each kind of queue
 
@@ -204,17 +202,17 @@ class ConsumeQueueBase(ABC):
     def forget_held(self) -> None:
         """Drop the held entries, because their queue is deleted, or because the store is closed and the next start
         dispatches them again."""
-        with _writing:
+        with self._writing:
             self._held.clear()
 
     def _write(self, entries: bytes) -> None:
         """Write the held entries and then ``entries``. Raises OSError: nothing was changed."""
-        with _writing:
+        with self._writing:
             data = bytes(self._held) + entries
             if not data:
                 return  # another thread has written the entries
             file = self._file
-            if _pwrite(self._fd, data, file.wrote) != len(data):
+            if disk.pwrite(self._fd, data, file.wrote) != len(data):
                 raise OSError(errno.ENOSPC, f"no space left for {file.path}")
             file.wrote += len(data)
             # Delete the entries from the start, and only after the write: the owner may read, and hold more entries,

@@ -27,7 +27,6 @@ from the start, under one lock for all queues, after they are in the file. Sourc
 from __future__ import annotations
 
 import logging
-import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +35,7 @@ from typing import Any
 from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.queues.base import BLANK_SIZE, NO_RECORD, ConsumeQueueBase
 from rmqkit.store.queues.queue_ext import ExtUnit, QueueExt, is_address
+from rmqkit.system import disk
 
 __all__ = ["BLANK_ENTRY", "ENTRY", "ENTRY_BYTES", "HELD_BYTES_MAX", "ConsumeQueue"]
 
@@ -261,7 +261,7 @@ class ConsumeQueue(ConsumeQueueBase):
         if file is None:
             return b""
         position = at - file.start
-        raw = os.pread(file.fd, max(0, min(count * ENTRY_BYTES, file.wrote - position)), position)
+        raw = disk.pread(file.fd, max(0, min(count * ENTRY_BYTES, file.wrote - position)), position)
         return (raw[:before] + held)[: count * ENTRY_BYTES] if held and file is self._file else raw
 
     def entry(self, index: int) -> tuple[Any, ...]:

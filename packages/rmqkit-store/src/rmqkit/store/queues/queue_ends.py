@@ -44,6 +44,7 @@ from rmqkit.store.log.mapped_file import MappedFile
 from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.table import ConsumeQueues
+from rmqkit.system import disk
 
 __all__ = ["QueueEnds", "QueueNote"]
 
@@ -212,7 +213,7 @@ class QueueEnds:
         except OSError as error:
             _log.warning("cannot write %s; the next start cannot compare queue ends: %s", self._path, error)
             with suppress(OSError):  # after the note of the start, the next start would recover
-                self._path.unlink(missing_ok=True)
+                disk.remove(self._path, missing_ok=True)
 
     def _measure(self, queue: ConsumeQueueBase) -> QueueNote:
         known = self._measured.get(queue)

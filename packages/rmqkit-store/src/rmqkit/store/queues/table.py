@@ -31,10 +31,7 @@ from __future__ import annotations
 import itertools
 import logging
 import resource
-import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +46,7 @@ from rmqkit.store.queues.batch_queue import BATCH_ENTRY, BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY_BYTES, HELD_BYTES_MAX, ConsumeQueue
 from rmqkit.store.queues.queue_ext import QueueExt
 from rmqkit.store.settings import StoreSettings
+from rmqkit.system import disk, threads
 
 __all__ = [
     "ConsumeQueues",
@@ -78,11 +76,16 @@ def queue_counts(root: Path) -> dict[str, tuple[int, bool]]:
     queues."""
     counts: dict[str, tuple[int, bool]] = {}
     for tree, is_batch in ((root / "consumequeue", False), (root / "batchconsumequeue", True)):
-        for folder in sorted(tree.iterdir()) if tree.is_dir() else ():
-            ids = [int(one.name) for one in folder.iterdir() if one.name.isdecimal()] if folder.is_dir() else []
+        for topic in _names(tree):
+            ids = [int(name) for name in _names(tree / topic) if name.isdecimal()]
             if ids:
-                counts[folder.name] = max(ids) + 1, is_batch
+                counts[topic] = max(ids) + 1, is_batch
     return counts
+
+
+def _names(directory: Path) -> list[str]:
+    """Return the names in a directory, none if it is missing or a file."""
+    return disk.names(directory) if disk.is_directory(directory) else []
 
 
 def open_file_limit() -> int:
@@ -136,7 +139,7 @@ class ConsumeQueues:
         self._on_gap = self._note_gap
         self.is_replaying = False
         self._checked: list[ConsumeQueueBase] = []
-        self._syncing = threading.Lock()  # held while a queue waits for the disk, by either thread
+        self._syncing = threads.Lock()  # held while a queue waits for the disk, by either thread
         self._is_recovering = False
         self._held_bytes_max = 0
         self._is_refusal_logged = False
@@ -198,15 +201,15 @@ class ConsumeQueues:
 
     def _on_disk(self) -> Iterator[tuple[str, int]]:
         for folder, kind in ((self._folder, "SimpleCQ"), (self._batch_folder, "BatchCQ")):
-            for topic_folder in folder.iterdir() if folder.is_dir() else ():
-                for queue_folder in topic_folder.iterdir() if topic_folder.is_dir() else ():
-                    if not queue_folder.name.isdecimal():
-                        raise StoreMismatch(
-                            f"{queue_folder} is not a queue (its name is not a number): move it elsewhere"
-                        )
-                    if self._is_batch_topic(topic_folder.name) is not (kind == "BatchCQ"):
+            for topic in _names(folder):
+                topic_folder = folder / topic
+                for name in _names(topic_folder):
+                    if not name.isdecimal():
+                        said = f"{topic_folder / name} is not a queue (its name is not a number): move it elsewhere"
+                        raise StoreMismatch(said)
+                    if self._is_batch_topic(topic) is not (kind == "BatchCQ"):
                         raise StoreMismatch(f"{topic_folder} holds queues of type {kind}: set its queue.type to {kind}")
-                    yield topic_folder.name, int(queue_folder.name)
+                    yield topic, int(name)
 
     def recover(
         self, *, clean: bool = True, take: Callable[[ConsumeQueueBase], bool] = lambda queue: False
@@ -349,7 +352,7 @@ class ConsumeQueues:
 
         unnamed: set[MappedFile] = set()
         waiting = [queue for queue in queues if not queue.close_idle()]
-        with ThreadPoolExecutor(_SYNCING, "store-recovery") as pool:
+        with threads.Pool(_SYNCING, "store-recovery") as pool:
             for _ in pool.map(sync, split(waiting)):
                 pass
             sync_names_of(unnamed, _NAME_LEVELS, pool)
@@ -383,14 +386,14 @@ class ConsumeQueues:
         for folder in (self._folder, self._batch_folder, self._ext_folder):
             if folder is not None:
                 try:
-                    (folder / topic).rmdir()
+                    disk.remove_directory(folder / topic)
                 except OSError:
                     _log.debug("%s is not deleted: it is missing or holds other files", folder / topic)
 
     def remove_folders(self, topics: Iterable[str]) -> None:
         """Delete the folders of queues that are not in the table."""
         for topic in topics:
-            shutil.rmtree(self._folder / topic, ignore_errors=True)
+            disk.remove_tree(self._folder / topic)
 
     def destroy_all(self) -> None:
         """Delete every queue, because the log no longer has their records."""

@@ -40,10 +40,11 @@ from rmqkit.protocol.schemas.brokers import (
     decode_timer_checkpoint,
     encode_timer_checkpoint,
 )
-from rmqkit.store.files import make_directory, sync_data, sync_directory, write_all
+from rmqkit.store.files import make_directory, sync_directory
 from rmqkit.store.timer.check import Damage, Waiting, check_wheel, is_long, looks_sound, unit_weight, waiting_of
 from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, TimerLog, Unit
 from rmqkit.store.timer.wheel import Slot, TimerWheel
+from rmqkit.system import disk
 
 __all__ = ["CHECKPOINT_FILE_BYTES", "TimerFiles", "checkpoint_fault", "load_timer_checkpoint", "save_timer_checkpoint"]
 
@@ -251,7 +252,7 @@ class TimerFiles:
 def load_timer_checkpoint(path: Path) -> TimerCheckpoint:
     """Return the checkpoint in a file. Return a checkpoint of zeros if the file is missing or has impossible values."""
     try:
-        known = decode_timer_checkpoint(path.read_bytes()[:TIMER_CHECKPOINT_BYTES])
+        known = decode_timer_checkpoint(disk.read_file(path)[:TIMER_CHECKPOINT_BYTES])
     except FileNotFoundError:
         return TimerCheckpoint()
     except BodyError as error:
@@ -277,17 +278,17 @@ def checkpoint_fault(known: TimerCheckpoint) -> str:
 
 def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
     """Write and sync a checkpoint. Raises OSError: the write failed."""
-    is_new = not path.exists()
+    is_new = not disk.exists(path)
     make_directory(path.parent)
     # Write in place, without a rename: the 56 bytes are in one sector, which is written completely, and the name then
     # needs no sync every second.
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        if os.fstat(descriptor).st_size != CHECKPOINT_FILE_BYTES:
-            os.ftruncate(descriptor, CHECKPOINT_FILE_BYTES)
-        write_all(descriptor, encode_timer_checkpoint(checkpoint), 0)
-        sync_data(descriptor)
+        if disk.size_of(descriptor) != CHECKPOINT_FILE_BYTES:
+            disk.truncate(descriptor, CHECKPOINT_FILE_BYTES)
+        disk.write_all(descriptor, encode_timer_checkpoint(checkpoint), 0)
+        disk.sync_data(descriptor)
     finally:
-        os.close(descriptor)
+        disk.close(descriptor)
     if is_new:
         sync_directory(path.parent)

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rmqkit.errors import StoreMismatch
-from rmqkit.store.files import sync_data, sync_directory, write_all
+from rmqkit.store.files import sync_directory
+from rmqkit.system import disk
 
 __all__ = ["SLOT_COUNT", "WHEEL_BYTES", "Slot", "TimerWheel"]
 
@@ -62,7 +63,7 @@ class TimerWheel:
     def check(self) -> bool:
         """Return True if the file exists. Raises StoreMismatch: the file does not have the length of a wheel."""
         try:
-            length = self.path.stat().st_size
+            length = disk.size(self.path)
         except FileNotFoundError:
             return False
         if length != WHEEL_BYTES:
@@ -72,7 +73,7 @@ class TimerWheel:
     def load(self, *, is_read_only: bool = False) -> bool:
         """Open the file. Return True if the file exists. Raises StoreMismatch: see `check`."""
         if self.check():
-            self._fd = os.open(self.path, (os.O_RDONLY if is_read_only else os.O_RDWR) | os.O_CLOEXEC)
+            self._fd = disk.open(self.path, (os.O_RDONLY if is_read_only else os.O_RDWR) | os.O_CLOEXEC)
         return self._fd >= 0
 
     def slot(self, time_ms: int) -> Slot | None:
@@ -83,7 +84,7 @@ class TimerWheel:
         if packed is None:
             if self._fd < 0:
                 return None
-            packed = os.pread(self._fd, _SLOT.size, number * _SLOT.size)
+            packed = disk.pread(self._fd, _SLOT.size, number * _SLOT.size)
         return self._read(packed, time_ms // self._precision_ms)
 
     def put(self, slot: Slot) -> None:
@@ -103,7 +104,7 @@ class TimerWheel:
         while first < end:
             number = first % SLOT_COUNT
             count = min(end - first, SLOT_COUNT - number, _SLOTS_PER_READ)
-            packed = b"" if self._fd < 0 else os.pread(self._fd, count * _SLOT.size, number * _SLOT.size)
+            packed = b"" if self._fd < 0 else disk.pread(self._fd, count * _SLOT.size, number * _SLOT.size)
             if packed != _EMPTY[: len(packed)]:  # much faster than checking each slot
                 for time, slot in enumerate(_SLOT.iter_unpack(packed[: len(packed) // _SLOT.size * _SLOT.size]), first):
                     # A slot of an earlier use has another time, an empty slot has time 0. Changed slots were yielded
@@ -133,12 +134,12 @@ class TimerWheel:
         for page, slots in groupby(sorted(self._taken.items()), lambda one: one[0] // _SLOTS_PER_PAGE):
             # Only this thread writes the file. The other slots of the page get their present bytes again: the owner may
             # read them meanwhile.
-            data = bytearray(os.pread(self._fd, _PAGE_BYTES, page * _PAGE_BYTES))
+            data = bytearray(disk.pread(self._fd, _PAGE_BYTES, page * _PAGE_BYTES))
             for number, packed in slots:
                 at = number % _SLOTS_PER_PAGE * _SLOT.size
                 data[at : at + _SLOT.size] = packed
-            write_all(self._fd, data, page * _PAGE_BYTES)
-        sync_data(self._fd)
+            disk.write_all(self._fd, data, page * _PAGE_BYTES)
+        disk.sync_data(self._fd)
         # Clear the snapshot after the sync. After an error the whole snapshot is written again. Until then the owner
         # finds these slots in memory, not in a page that is being written.
         self._taken = {}
@@ -147,20 +148,20 @@ class TimerWheel:
         """Drop everything and remove the file."""
         self.close()
         self._changed, self._taken = {}, {}
-        self.path.unlink(missing_ok=True)
+        disk.remove(self.path, missing_ok=True)
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            disk.close(self._fd)
             self._fd = -1
 
     def _create(self) -> None:
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = disk.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.ftruncate(descriptor, WHEEL_BYTES)
+            disk.truncate(descriptor, WHEEL_BYTES)
             sync_directory(self.path.parent)
         except OSError:
-            os.close(descriptor)
+            disk.close(descriptor)
             raise
         # Set it last: after an error the next write sets length and name of the file again.
         self._fd = descriptor

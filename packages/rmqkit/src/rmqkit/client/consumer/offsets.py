@@ -41,6 +41,7 @@ from rmqkit.errors import BodyError, ClientError, ConnectFailed, ConnectionLost,
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.remoting.connection import Connection
+from rmqkit.system import disk
 
 _log = logging.getLogger(__name__)
 _Sent = tuple[int, Connection | None]
@@ -250,7 +251,7 @@ class LocalOffsetStore(OffsetStore):
         """Read the file, or its backup. Raises OSError: a file exists but cannot be read."""
         for path in (self.path, self.path.with_name("offsets.json.bak")):
             try:
-                return fastjson.decode_as(path.read_bytes(), _OffsetFile).offset_table
+                return fastjson.decode_as(disk.read_file(path), _OffsetFile).offset_table
             except FileNotFoundError:
                 continue
             except BodyError as error:
@@ -259,16 +260,22 @@ class LocalOffsetStore(OffsetStore):
 
     def _write(self, changed: dict[MessageQueue, int]) -> None:
         merged = self._read() | changed
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        disk.make_directories(self.path.parent)
         fresh = self.path.with_name("offsets.json.tmp")
-        with fresh.open("wb") as file:
-            file.write(fastjson.dumps(_OffsetFile(merged)))
-            # Sync the file before it replaces the old file. Otherwise the rename may reach the disk before the bytes
-            # do.
-            file.flush()
-            os.fsync(file.fileno())
+        _write_synced(fresh, fastjson.dumps(_OffsetFile(merged)))
         # Move the old file to the backup first. Then one of the two files is always complete, and `_read` accepts
         # either.
-        if self.path.exists():
-            self.path.replace(self.path.with_name("offsets.json.bak"))
-        fresh.replace(self.path)
+        if disk.exists(self.path):
+            disk.rename(self.path, self.path.with_name("offsets.json.bak"))
+        disk.rename(fresh, self.path)
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    """Write a file and sync it, before it replaces the old file. Otherwise the rename may reach the disk before the
+    bytes do."""
+    descriptor = disk.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        disk.write_all(descriptor, content, 0)
+        disk.sync_file(descriptor)
+    finally:
+        disk.close(descriptor)

@@ -21,7 +21,6 @@ import asyncio
 import functools
 import itertools
 import logging
-import os
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -49,6 +48,7 @@ from rmqkit.remoting.router import Router
 from rmqkit.remoting.tasks import Tasks, keep_doing
 from rmqkit.remoting.tls import ClientTls
 from rmqkit.rpc import BrokerCalls, NameServers
+from rmqkit.system import process as system_process
 
 _MISSING_TOPIC_PAUSE_MS = 1000.0
 _REFRESH_GAP_MS = 500.0
@@ -304,7 +304,7 @@ class ClientRuntime:
         ip = settings.client_ip or advertised_ip("")
         # This is computed again after a fork: brokers would consider two processes with one client id as one member.
         self.client_id = _client_id(ip, settings, self.clock.now_ms())
-        self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], os.getpid(), random.getrandbits(32))
+        self.keys = UniqueKeys(pack_host(ip, 0)[:-_PORT_BYTES], system_process.number(), random.getrandbits(32))
 
     async def _discover(self) -> float:
         from rmqkit.client.runtime.routes import discover  # few programs need it
@@ -400,5 +400,5 @@ def _client_id(ip: str, settings: ClientSettings, now_ms: int) -> str:
     """Return a new client id. The ids of one process differ, even if they are created in the same millisecond."""
     name = settings.instance_name
     if name == "DEFAULT" and not settings.keeps_instance_name:
-        name = f"{os.getpid()}#{now_ms * 1_000_000 + next(_instances)}"
+        name = f"{system_process.number()}#{now_ms * 1_000_000 + next(_instances)}"
     return "@".join(part for part in (ip, name, settings.unit_name) if part)
