@@ -19,7 +19,6 @@ from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import StoreMismatch, StoreUnavailable
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig, SubscriptionGroupTable
 from rmqkit.protocol.schemas.topics import DataVersion, TopicConfig, TopicConfigTable
-from rmqkit.store import table_journal
 from rmqkit.store.files import JsonFile
 from rmqkit.store.table_journal import read_journal
 from tests.broker.cluster import Cluster
@@ -415,7 +414,7 @@ def test_refused_changes_that_share_a_write_use_no_version(tmp_path, monkeypatch
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(table_journal, "write_all", refuse)
+        patch.setattr("rmqkit.system.disk.write_all", refuse)
         with pytest.raises(StoreUnavailable):
             asyncio.run(table.put_shared(TopicConfig("A", 1, 1)))
     assert table.data_version == version
