@@ -72,7 +72,7 @@ class ListeningPort:
                 for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
                     # For port 0, all addresses use the number that the system chose for the first address.
                     number = sockets[0].getsockname()[1] if sockets else port
-                    sockets.append(bound.enter_context(_bound(family, (address[0], number, *address[2:]))))
+                    sockets.append(bound.enter_context(bound_socket(family, (address[0], number, *address[2:]))))
                 bound.pop_all()
         except (OSError, OverflowError, UnicodeError) as error:
             raise _listen_failed(host, port, error) from error
@@ -105,7 +105,7 @@ class ListeningPort:
             await server.wait_closed()
 
 
-def _bound(family: int, address: tuple[object, ...]) -> socket.socket:
+def bound_socket(family: int, address: tuple[object, ...]) -> socket.socket:
     """Return a socket that is bound to an address. Raises OSError."""
     # Name the protocol (IPPROTO_TCP): otherwise asyncio does not set TCP_NODELAY on the accepted sockets.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -69,7 +69,7 @@ class LiteEntries(ConsumeQueueBase):
     layout = LITE_ENTRY
     setting = "mappedFileSizeLiteQueue"
 
-    def __init__(self, directory: Path, file_bytes: int, dirty: set[ConsumeQueueBase]) -> None:
+    def __init__(self, directory: Path, file_bytes: int, dirty: dict[ConsumeQueueBase, None]) -> None:
         super().__init__("rmq_sys_lite", 0, directory, file_bytes, dirty)
         self._held_bytes_max = 0
 
@@ -96,7 +96,7 @@ class LiteEntries(ConsumeQueueBase):
             self.max_offset += len(part) // _BYTES
             if not self.is_dirty:
                 self.is_dirty = True
-                self._dirty.add(self)
+                self._dirty[self] = None
         self.max_physical_offset = end
 
     def at(self, index: int) -> LiteEntry | None:

@@ -179,7 +179,7 @@ class LiteQueues:
     Args:
         root: the store.
         file_bytes: size of a file of entries.
-        dirty: the set of queues with unflushed entries.
+        dirty: the queues with unflushed entries, in the order of their first one.
         deleted_ends: by topic, the physical offset before which its records belong to a deleted topic.
 
     Attributes:
@@ -188,7 +188,12 @@ class LiteQueues:
     """
 
     def __init__(
-        self, root: Path, log: CommitLog, file_bytes: int, dirty: set[ConsumeQueueBase], deleted_ends: Mapping[str, int]
+        self,
+        root: Path,
+        log: CommitLog,
+        file_bytes: int,
+        dirty: dict[ConsumeQueueBase, None],
+        deleted_ends: Mapping[str, int],
     ) -> None:
         self._log = log
         self._deleted_ends = deleted_ends

@@ -235,7 +235,7 @@ def sync_names_of(files: Collection[MappedFile], levels: int, pool: threads.Pool
     for _ in range(levels - 1):
         level = {directory.parent for directory in level}
         directories |= level
-    for _ in pool.map(_sync_all_of_ours, split(directories)):
+    for _ in pool.map(_sync_all_of_ours, split(sorted(directories))):
         pass
     for file in files:
         file.is_named_durably = True

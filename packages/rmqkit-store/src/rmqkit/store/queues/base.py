@@ -48,7 +48,7 @@ class ConsumeQueueBase(ABC):
     Args:
         directory: the directory of its files.
         file_bytes: size of its files, a multiple of the entry size.
-        dirty: the set of queues with unflushed entries.
+        dirty: the queues with unflushed entries, in the order of their first one.
 
     Attributes:
         next_offset: queue offset of the next message put. It is not less than ``max_offset`` (the *queue offset
@@ -86,7 +86,7 @@ class ConsumeQueueBase(ABC):
         cls._looked_at = [(ends[field], ends[field + 1], least) for field, least in cls.least.items()]
 
     def __init__(
-        self, topic: str, queue_id: int, directory: Path, file_bytes: int, dirty: set[ConsumeQueueBase]
+        self, topic: str, queue_id: int, directory: Path, file_bytes: int, dirty: dict[ConsumeQueueBase, None]
     ) -> None:
         self.topic = topic
         self.topic_utf8 = topic.encode()
@@ -416,7 +416,7 @@ class ConsumeQueueBase(ABC):
         """Wait until everything written so far is on the disk; called from a flush thread.
         ``unnamed``: see `FileQueue.sync`.
         Raises OSError: the sync failed."""
-        self._dirty.discard(self)  # in this order: an append from now on adds the queue to the set again
+        self._dirty.pop(self, None)  # in this order: an append from now on adds the queue again
         self.is_dirty = False
         try:
             for queue in self.file_queues:
@@ -426,11 +426,11 @@ class ConsumeQueueBase(ABC):
                 queue.sync(unnamed=unnamed)
         except OSError:
             self.is_dirty = True
-            self._dirty.add(self)
+            self._dirty[self] = None
             raise
         if self.has_held:
             self.is_dirty = True
-            self._dirty.add(self)
+            self._dirty[self] = None
 
     def is_whole(self, file: MappedFile) -> bool:
         """Return True if the page cache still has the entries of a file that failed to sync.
@@ -502,7 +502,7 @@ class ConsumeQueueBase(ABC):
 
     def destroy(self) -> None:
         self.forget_held()
-        self._dirty.discard(self)
+        self._dirty.pop(self, None)
         for queue in self.file_queues:
             queue.destroy()
 

@@ -75,7 +75,7 @@ class BatchQueue(ConsumeQueueBase):
         self.max_physical_offset = physical_offset + size
         if not self.is_dirty:
             self.is_dirty = True
-            self._dirty.add(self)
+            self._dirty[self] = None
 
     def append(
         self,

@@ -69,7 +69,7 @@ class ConsumeQueue(ConsumeQueueBase):
         queue_id: int,
         directory: Path,
         file_bytes: int,
-        dirty: set[ConsumeQueueBase],
+        dirty: dict[ConsumeQueueBase, None],
         ext: QueueExt | None = None,
     ) -> None:
         super().__init__(topic, queue_id, directory, file_bytes, dirty)
@@ -133,7 +133,7 @@ class ConsumeQueue(ConsumeQueueBase):
         self.max_physical_offset = end
         if not self.is_dirty:
             self.is_dirty = True
-            self._dirty.add(self)
+            self._dirty[self] = None
 
     def _make_ready_for(self, queue_offset: int) -> None:
         """Prepare the queue for an entry that is not the expected next one."""

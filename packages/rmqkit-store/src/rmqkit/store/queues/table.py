@@ -130,7 +130,7 @@ class ConsumeQueues:
         self._ext_file_bytes = settings.consume_queue_ext_file_bytes
         self._is_batch_topic = is_batch_topic
         self.table: dict[tuple[str, int], ConsumeQueueBase] = {}
-        self.dirty: set[ConsumeQueueBase] = set()
+        self.dirty: dict[ConsumeQueueBase, None] = {}
         self.deleted_ends: Mapping[str, int] = {}
         self.open_max = _LOOKED_AT
         self._open: dict[ConsumeQueueBase, None] = {}  # in the order of opening

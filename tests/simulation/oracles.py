@@ -1,0 +1,260 @@
+"""The oracles: what must be true in every run, whatever the faults.
+
+=====================================  ================================================================================
+oracle                                 looked at
+=====================================  ================================================================================
+nothing strange, changed or rolled     at each call of a handler (`Ledger.arrived`)
+  back is delivered
+a dedupe handles nothing twice         at the end, if no member was killed or paused
+nothing is delivered early             at the end, for each arrival of a delayed message, if no clock was moved
+order in a queue                       at the end, for ordered groups: no message is skipped
+offsets never pass what was not        twice a second, in the tables of the brokers
+  handled
+tasks, connections and files bounded   twice a second
+everything acknowledged is delivered   after the healing, within a bound
+everything acknowledged is stored      on the disks, after a clean stop, in the log, at its place, byte for byte
+a half message ends once               the same; a broker that died between the two records may repeat it
+masters and slaves are one history     the same: the slave's log is the beginning of the master's
+the store is sound                     the same, with the checks of ``rmq store verify``
+=====================================  ================================================================================
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmqkit.protocol.message import ReceivedMessage, read_messages
+from rmqkit.protocol.record import BLANK_BYTES
+from rmqkit.store.offline import check as fsck
+from rmqkit.testing.simulation import BrokerServer, Cluster
+from tests.simulation.clients import TOPICS, TOPICS_OF
+from tests.simulation.ledger import Kind, Place, State, number_of
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Run
+
+_LOOK_SECONDS = 0.5
+_TASKS_MAX = 600
+_CONNECTIONS_MAX = 300
+_FILES_MAX = 2000
+_SHOWN = 3
+
+
+def has_caught_up(cluster: Cluster, slave: BrokerServer) -> bool:
+    """Return True if a slave's log ends where its master's log ends."""
+    master = next(one for one in cluster.masters if one.settings["brokerName"] == slave.settings["brokerName"])
+    if master.broker is None or slave.broker is None:
+        return False
+    ours, theirs = slave.broker.context.store, master.broker.context.store
+    return ours.max_physical_offset == theirs.max_physical_offset
+
+
+def reports_divergence(run: Run, slave: BrokerServer) -> bool:
+    """Return True if a slave refuses to follow a master that lost power, because it has more than the master: an
+    operator has to decide then."""
+    name = slave.settings["brokerName"]
+    lost_power = any(fault.kind.startswith("power") and fault.target == name for fault in run.plan.faults)
+    if not lost_power or slave.broker is None or slave.broker.parts.slave is None:
+        return False
+    return slave.broker.parts.slave.log.is_diverged
+
+
+class Watch:
+    """The oracles that look while the cluster runs."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.findings: list[str] = []
+        self._is_on = False
+        self._committed: dict[tuple[str, str, str, int], int] = {}
+
+    def begin(self) -> None:
+        self._is_on = True
+        self._look()
+
+    def end(self) -> None:
+        self._is_on = False
+        self._look_at_times()
+        self._look_at_order()
+        self._look_at_repeats()
+
+    def _look(self) -> None:
+        if not self._is_on:
+            return
+        for server in self._run.cluster.masters:
+            if server.is_running and server.broker is not None:
+                self._look_at_offsets(server)
+        self._look_at_bounds()
+        self._run.world.after(_LOOK_SECONDS, self._look)
+
+    def _look_at_offsets(self, server: BrokerServer) -> None:
+        """Check the messages that became committed since the last look."""
+        assert server.broker is not None
+        table, name = server.broker.context.offsets, str(server.settings["brokerName"])
+        for group, kind in self._run.plan.groups.items():
+            for topic in sorted(TOPICS_OF[kind]) if kind in ("push", "ordered") else ():
+                for queue_id, committed in table.queues(group, topic).items():
+                    before = self._committed.get((group, name, topic, queue_id), 0)
+                    self._committed[group, name, topic, queue_id] = committed
+                    for offset in range(before, committed):
+                        number = self._run.ledger.by_place.get(Place(topic, name, queue_id, offset))
+                        if number is not None and not self._was_handled(group, number):
+                            said = f"{group} committed {committed} of {topic}-{queue_id}, and {number} at {offset}"
+                            self._find(f"{said} was not handled")
+
+    def _was_handled(self, group: str, number: int) -> bool:
+        return any(arrival.ended is not None for arrival in self._run.ledger.by_number[group].get(number, ()))
+
+    def _look_at_bounds(self) -> None:
+        world = self._run.world
+        for process in world.processes:
+            if process.is_alive and process.loop.running_tasks > _TASKS_MAX:
+                self._find(f"{process.name} has {process.loop.running_tasks} tasks")
+        if world.network.connections > _CONNECTIONS_MAX:
+            self._find(f"{world.network.connections} connections are open")
+        if world.files.open_files > _FILES_MAX:
+            self._find(f"{world.files.open_files} files are open")
+
+    def _look_at_times(self) -> None:
+        plan, ledger = self._run.plan, self._run.ledger
+        if plan.drifts or any(fault.kind == "clock" for fault in plan.faults):
+            return
+        for group, arrivals in ledger.arrivals.items():
+            for arrival in arrivals:
+                one = ledger.sent.get(arrival.number)
+                if one is not None and one.due and arrival.at < one.due - 1e-3:
+                    self._find(f"{group} got {one.number} {one.due - arrival.at:.3f} s early")
+
+    def _look_at_order(self) -> None:
+        """Find messages that an ordered group handled before an earlier one of their queue."""
+        ledger = self._run.ledger
+        for group, kind in self._run.plan.groups.items():
+            if kind != "ordered":
+                continue
+            offsets: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+            for one in ledger.sent.values():
+                if one.place is not None and one.kind is Kind.ORDERED:
+                    offsets[one.place.broker, one.place.queue_id].add(one.place.offset)
+            handled: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+            for arrival in ledger.arrivals[group]:
+                queue = arrival.place.broker, arrival.place.queue_id
+                skipped = {at for at in offsets[queue] if at < arrival.place.offset} - handled[queue]
+                if arrival.is_retried or not skipped:
+                    handled[queue].add(arrival.place.offset)
+                else:
+                    self._find(f"{group} got {arrival.place} before {min(skipped)}")
+                    return
+
+    def _look_at_repeats(self) -> None:
+        """Find messages that a group with a dedupe handled twice, though no member died or stood still."""
+        plan, ledger = self._run.plan, self._run.ledger
+        if any(fault.kind in ("client killed", "pause") for fault in plan.faults):
+            return
+        for group, kind in plan.groups.items():
+            for number, arrivals in ledger.by_number[group].items() if kind == "once" else ():
+                handled = [one for one in arrivals if one.ended is not None and not one.failed]
+                if len(handled) > 1:
+                    self._find(f"{group} handled {number} {len(handled)} times")
+
+    def _find(self, finding: str) -> None:
+        if len(self.findings) < 10:
+            self._run.world.note("FINDING", finding)
+            self.findings.append(finding)
+
+    def unserved(self) -> list[str]:
+        """Return what was not served within the bound after the healing."""
+        run = self._run
+        down = [server for server in run.cluster.brokers if server.broker is None]
+        found = [f"{server.name} does not run after the healing: {server.failures[-1:]}" for server in down]
+        for group, kind in run.plan.groups.items():
+            missing = [] if kind == "broadcast" else run.ledger.missing(group, TOPICS_OF[kind])
+            if missing:
+                first = missing[0]
+                said = f"{group} did not get {len(missing)} messages, the first is {first.number}"
+                found.append(f"{said} ({first.kind.value}, {first.place or first.topic})")
+        for slave in run.cluster.slaves:
+            is_settled = has_caught_up(run.cluster, slave) or reports_divergence(run, slave)
+            found += [] if is_settled else [f"{slave.name} has not caught up"]
+        return found
+
+
+# ---------------------------------------------------------------- disks
+
+
+def judge_disks(run: Run, folder: Path) -> list[str]:
+    """Return the findings on the disks of stopped brokers. ``folder``: copies of the disks, by name."""
+    findings: list[str] = []
+    logs: dict[str, dict[str, bytes]] = {}
+    for server in run.cluster.brokers:
+        root = folder / server.name / "store"
+        report = fsck.verify(root, server.loaded()[1])
+        problems = [*report.findings]
+        if problems or report.is_unclean:
+            findings.append(f"{server.name}: verify finds {'; '.join(map(str, problems[:_SHOWN])) or 'an abort file'}")
+        logs[server.name] = {path.name: path.read_bytes() for path in sorted((root / "commitlog").iterdir())}
+    for master in run.cluster.masters:
+        findings += _judge_log(run, master, logs[master.name])
+    for slave in (one for one in run.cluster.slaves if one.name not in run.diverged):
+        name = str(slave.settings["brokerName"])
+        findings += _compare(name, logs[name], slave.name, logs[slave.name])
+    return findings
+
+
+def _judge_log(run: Run, master: BrokerServer, log: dict[str, bytes]) -> list[str]:
+    """Compare the log of a master with what its clients know."""
+    ledger, findings, name = run.ledger, [], str(master.settings["brokerName"])
+    stored: dict[Place, int] = {}
+    copies: Counter[int] = Counter()
+    for record in messages_of(log):
+        if record.topic not in TOPICS:
+            continue
+        number = number_of(record.body)
+        place = Place(record.topic, name, record.queue_id, record.queue_offset)
+        if place in stored:
+            findings.append(f"{place} is stored twice")
+        stored[place] = number
+        copies[number] += 1
+        one = ledger.sent.get(number)
+        if one is None or one.body != bytes(record.body):
+            findings.append(f"{place} holds what nobody sent")
+    for one in ledger.sent.values():
+        if one.place is not None and one.place.broker == name and stored.get(one.place) != one.number:
+            findings.append(f"{one.number} was acknowledged at {one.place} and is not there")
+        if one.kind is Kind.ROLLED_BACK and copies[one.number]:
+            findings.append(f"{one.number} was rolled back and is stored")
+        if one.kind is Kind.COMMITTED and copies[one.number] > 1 and not master.deaths and not run.befallen:
+            findings.append(f"{one.number} was committed {copies[one.number]} times")
+        is_committed = one.kind is Kind.COMMITTED and one.state is State.ACKNOWLEDGED
+        if is_committed and run.plan.brokers == 1 and not copies[one.number]:
+            findings.append(f"{one.number} was committed and is not stored")
+    return findings[:_SHOWN]
+
+
+def messages_of(log: dict[str, bytes]) -> Iterator[ReceivedMessage]:
+    """Return the messages of a log, by its files."""
+    for name in sorted(log):
+        content, position = log[name], 0
+        while position + BLANK_BYTES <= len(content):
+            size = int.from_bytes(content[position : position + 4], "big")
+            magic = content[position + 4 : position + 8]
+            if size == 0 or magic == b"\xcb\xd4\x31\x94" or size > len(content) - position:
+                break
+            yield from read_messages(content[position : position + size])
+            position += size
+
+
+def _compare(master: str, ours: dict[str, bytes], slave: str, theirs: dict[str, bytes]) -> list[str]:
+    """Compare the log of a slave with the log of its master."""
+    for name in sorted(theirs):
+        copy, original = theirs[name], ours.get(name)
+        if original is None:
+            if any(copy):
+                return [f"{slave} has the log file {name}, and {master} has not"]
+        elif copy != original:
+            end = next(i for i, (one, other) in enumerate(zip(copy, original, strict=False)) if one != other)
+            if any(copy[end:]):
+                return [f"the log of {slave} differs from that of {master} in {name} at {end}"]
+    return []

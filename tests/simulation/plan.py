@@ -1,0 +1,211 @@
+"""The plan of a run: the shape of the cluster, its clients, and the faults with their times. It depends on the seed
+alone, and is a list of values: a run with a part of the faults is a run of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.simulation.ledger import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault. ``target``: a server, a client, or a pair ``a>b``."""
+
+    at: float
+    kind: str
+    target: str
+    values: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        values = " ".join(f"{value:g}" for value in self.values)
+        return f"{self.at:7.3f} s  {self.kind} {self.target} {values}".rstrip()
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything about a run that is not the programs'.
+
+    Attributes:
+        settings: of all brokers.
+        kinds: the kinds of sends.
+        groups: the consumer groups: name → ``push``, ``ordered``, ``pop``, ``broadcast``, or ``once``: push with a
+            dedupe.
+        members: the number of members of each group.
+        seconds: the time of sends and faults. Afterwards everything is healed.
+        pace: seconds between two sends of a producer.
+        failing_share: the share of the calls of handlers that fail.
+    """
+
+    seed: int
+    brokers: int
+    slaves: int
+    settings: dict[str, object]
+    kinds: list[Kind]
+    groups: dict[str, str]
+    members: int
+    producers: int
+    seconds: float
+    pace: float
+    body_bytes: int
+    failing_share: float
+    slow_share: float
+    drifts: dict[str, tuple[float, float]]
+    faults: list[Fault] = field(default_factory=list)
+
+    def with_faults(self, faults: list[Fault]) -> Plan:
+        """Return the plan with other faults."""
+        return replace(self, faults=faults)
+
+    def shortened(self, seconds: float) -> Plan:
+        """Return the plan with a shorter time of sends, and the faults within it."""
+        return replace(self, seconds=seconds, faults=[fault for fault in self.faults if fault.at <= seconds])
+
+    @property
+    def servers(self) -> list[str]:
+        masters = [f"broker-{number}" for number in range(self.brokers)]
+        return masters + [f"{name}-slave-{number + 1}" for name in masters for number in range(self.slaves)]
+
+    @property
+    def clients(self) -> list[str]:
+        names = [f"producer-{number}" for number in range(self.producers)]
+        return names + [f"{group}-{number}" for group in self.groups for number in range(self.members)]
+
+
+def plan_of(seed: int) -> Plan:
+    """Return the plan of a seed."""
+    chance = random.Random(f"{seed} plan")
+    slaves = chance.choice([0, 0, 0, 1])
+    kinds = [Kind.PLAIN, *(kind for kind in Kind if kind is not Kind.PLAIN and chance.random() < 0.5)]
+    others = {"G-ordered": "ordered", "G-pop": "pop", "G-all": "broadcast", "G-once": "once"}
+    groups = {"G-push": "push"} | {name: kind for name, kind in others.items() if chance.random() < 0.5}
+    plan = Plan(
+        seed=seed,
+        brokers=chance.choice([1, 1, 2]),
+        slaves=slaves,
+        settings=_settings(chance, slaves),
+        kinds=kinds,
+        groups=groups,
+        members=chance.choice([1, 2, 2, 3]),
+        producers=chance.choice([1, 2]),
+        seconds=chance.choice([6.0, 10.0, 20.0]),
+        pace=chance.choice([0.03, 0.1, 0.3]),
+        body_bytes=chance.choice([10, 100, 1000, 6000]),
+        failing_share=chance.choice([0.0, 0.0, 0.05, 0.3]),
+        slow_share=chance.choice([0.0, 0.1]),
+        drifts={},
+    )
+    plan.drifts = {
+        name: (chance.uniform(-2000, 2000), chance.uniform(-1e-4, 1e-4))
+        for name in plan.servers
+        if chance.random() < 0.3
+    }
+    plan.faults = _faults(plan, chance)
+    return plan
+
+
+def _settings(chance: random.Random, slaves: int) -> dict[str, object]:
+    settings: dict[str, object] = {
+        "flushDiskType": "SYNC_FLUSH",
+        "mappedFileSizeCommitLog": chance.choice([16 << 10, 64 << 10, 256 << 10]),
+        "mappedFileSizeConsumeQueue": chance.choice([400, 2000, 20_000]),
+        "maxHashSlotNum": chance.choice([50, 500]),
+        "maxIndexNum": chance.choice([50, 400, 2000]),
+        "defaultTopicQueueNums": chance.choice([1, 2, 4]),
+        "timerFlushIntervalMs": chance.choice([100, 1000]),
+        "flushIntervalConsumeQueue": chance.choice([100, 1000]),
+        "flushConsumeQueueThoroughInterval": chance.choice([500, 5000, 60_000]),
+        "flushConsumerOffsetInterval": chance.choice([500, 5000]),
+        "transactionTimeOut": 2000,
+        "transactionCheckInterval": 3000,
+        "messageIndexEnable": chance.random() < 0.8,
+        "enabledAppendPropCRC": chance.random() < 0.2,
+        "cleanFileForciblyEnable": False,  # else a full disk deletes what nobody has read
+    }
+    if chance.random() < 0.3:
+        settings["enablePopBufferMerge"] = True
+    if slaves and chance.random() < 0.6:
+        settings |= {"brokerRole": "SYNC_MASTER"}
+    return settings
+
+
+# ---------------------------------------------------------------- faults
+
+Maker = Callable[[Plan, random.Random, float], Fault]
+
+
+def _server(plan: Plan, chance: random.Random) -> str:
+    return chance.choice([*plan.servers, *plan.servers, "namesrv-0"])
+
+
+def _anyone(plan: Plan, chance: random.Random) -> str:
+    return chance.choice([*plan.servers, *plan.clients])
+
+
+def _pair(plan: Plan, chance: random.Random) -> str:
+    return f"{chance.choice(plan.servers)}>{chance.choice([*plan.clients, *plan.servers, 'namesrv-0'])}"
+
+
+def _soon(chance: random.Random, most: float) -> float:
+    """Return a time that is mostly short."""
+    return round(most * chance.random() ** 2, 3)
+
+
+MAKERS: dict[str, Maker] = {
+    "kill": lambda p, c, at: Fault(at, "kill", _server(p, c), (_soon(c, 5) + 0.1,)),
+    "kill at call": lambda p, c, at: Fault(
+        at, "kill at call", c.choice(p.servers), (c.randint(1, 60), _soon(c, 5) + 0.1)
+    ),
+    "power": lambda p, c, at: Fault(at, "power", c.choice(p.servers), (_soon(c, 5) + 0.1,)),
+    "power at call": lambda p, c, at: Fault(
+        at, "power at call", c.choice(p.servers), (c.randint(1, 60), _soon(c, 5) + 0.1)
+    ),
+    "restart": lambda p, c, at: Fault(at, "restart", _server(p, c), (_soon(c, 3) + 0.1,)),
+    "pause": lambda p, c, at: Fault(at, "pause", _anyone(p, c), (_soon(c, 15),)),
+    "client killed": lambda p, c, at: Fault(at, "client killed", c.choice(p.clients), (_soon(c, 5) + 0.1,)),
+    "client restarted": lambda p, c, at: Fault(at, "client restarted", c.choice(p.clients), (_soon(c, 5) + 0.1,)),
+    "cut": lambda p, c, at: Fault(at, "cut", _pair(p, c)),
+    "stall": lambda p, c, at: Fault(at, "stall", _pair(p, c), (_soon(c, 20),)),
+    "half stall": lambda p, c, at: Fault(at, "half stall", _pair(p, c), (_soon(c, 20),)),
+    "slow": lambda p, c, at: Fault(at, "slow", _pair(p, c), (_soon(c, 2), _soon(c, 10))),
+    "refuse": lambda p, c, at: Fault(at, "refuse", _server(p, c), (_soon(c, 10),)),
+    "full": lambda p, c, at: Fault(at, "full", c.choice(p.servers), (_soon(c, 5),)),
+    "failing": lambda p, c, at: Fault(at, "failing", c.choice(p.servers), (_soon(c, 3), c.choice([0.0, 1.0]))),
+    "slow disk": lambda p, c, at: Fault(at, "slow disk", c.choice(p.servers), (_soon(c, 10),)),
+    "clock": lambda p, c, at: Fault(at, "clock", c.choice(p.servers), (c.choice([-1, 1]) * c.choice([200, 5000]),)),
+}
+"""The kinds of faults. The values of each are explained in `tests.simulation.run`."""
+
+
+def _faults(plan: Plan, chance: random.Random) -> list[Fault]:
+    """Return faults of a random subset of the kinds, in the order of their times."""
+    kinds = [kind for kind in MAKERS if chance.random() < chance.choice([0.15, 0.5])]
+    return _some_faults(plan, chance, kinds, chance.choice([0, 3, 8, 20]) if kinds else 0)
+
+
+def _some_faults(plan: Plan, chance: random.Random, kinds: list[str], count: int) -> list[Fault]:
+    times = [round(chance.uniform(1.0, plan.seconds), 3) for _ in range(count)]
+    return sorted((MAKERS[chance.choice(kinds)](plan, chance, at) for at in times), key=lambda fault: fault.at)
+
+
+def with_kinds(plan: Plan, kinds: list[str], count: int = 8) -> Plan:
+    """Return the plan with faults of some kinds only."""
+    return plan.with_faults(_some_faults(plan, random.Random(f"{plan.seed} focus"), kinds, count))
+
+
+def shape_of(plan: Plan) -> dict[str, Any]:
+    """Return the plan without its faults, for a story."""
+    return {
+        "brokers": plan.brokers,
+        "slaves": plan.slaves,
+        "kinds": ", ".join(kind.value for kind in plan.kinds),
+        "groups": ", ".join(f"{name} ({kind})" for name, kind in plan.groups.items()),
+        "members": plan.members,
+        "producers": plan.producers,
+        "seconds": plan.seconds,
+        "settings": ", ".join(f"{key}={value}" for key, value in plan.settings.items()),
+    }

@@ -1,0 +1,298 @@
+"""One run of a plan: a cluster and clients under faults, healed at the end, and judged by the oracles.
+
+======================  ================================================================================================
+phase                   what happens
+======================  ================================================================================================
+start                   the servers start, topics are created, the clients start
+work                    the producers send, and the faults of the plan befall servers, clients, links and disks
+healing                 all faults end, all servers and clients run; everything must be served within a bound
+stop                    clients stop, then slaves, masters and name servers; the oracles read the disks
+======================  ================================================================================================
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rmqkit.protocol.schemas.topics import TopicConfig
+from rmqkit.testing.simulation import Cluster, Server, World
+from tests.simulation import oracles
+from tests.simulation.clients import ORDERED, TOPICS, TOPICS_OF, ClientProcess, Keys, consumer_main, produce
+from tests.simulation.ledger import Ledger
+from tests.simulation.plan import Fault, Plan, plan_of
+
+_START_SECONDS = 30.0
+_HEALING_SECONDS = 240.0
+_STOP_SECONDS = 120.0
+_LOOK_SECONDS = 0.5
+_QUEUES = 2
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The result of a run."""
+
+    seed: int
+    findings: list[str]
+    simulated_seconds: float
+    messages: int
+    arrivals: int
+    faults: int
+    events: int
+    trace: str
+    story: list[str] = field(default_factory=list)
+
+    @property
+    def signature(self) -> str:
+        """The first finding without numbers: runs with the same signature failed in the same way."""
+        first = self.findings[0] if self.findings else ""
+        return " ".join("#" if any(c.isdigit() for c in word) else word for word in first.split())[:90]
+
+
+class Run:
+    """One run.
+
+    Attributes:
+        is_sending, is_healed: whether producers send, and whether all faults have ended.
+    """
+
+    def __init__(self, plan: Plan, *, keeps_story: bool = False) -> None:
+        self.plan = plan
+        self.world = World(plan.seed, keeps_story=keeps_story)
+        self.ledger = Ledger()
+        self.keys = Keys(self)
+        self.findings: list[str] = []
+        self.is_sending = True
+        self.is_healed = False
+        self.befallen = 0
+        self.diverged: set[str] = set()
+
+    def execute(self) -> Outcome:
+        """Run everything, and return the outcome."""
+        with tempfile.TemporaryDirectory(prefix="simulation-") as folder:
+            with self.world as world:
+                self.cluster = Cluster(
+                    world, brokers=self.plan.brokers, slaves=self.plan.slaves, settings=self.plan.settings
+                )
+                for name, (skew_ms, drift) in self.plan.drifts.items():
+                    world.machine(name).skew_ms, world.machine(name).drift = skew_ms, drift
+                self.clients = self._clients()
+                self.watch = oracles.Watch(self)
+                is_complete = self._start() and self._work() and self._heal() and self._stop()
+                for server in self.cluster.brokers if is_complete else ():
+                    server.machine.disk.copy_to(Path(folder, server.name))
+            if is_complete:  # outside: the checks read real files
+                self.findings += oracles.judge_disks(self, Path(folder))
+        self.findings += self.ledger.findings[:3] + self.watch.findings[:3] + world.errors[:3]
+        return Outcome(
+            self.plan.seed,
+            self.findings,
+            world.now,
+            len(self.ledger.sent),
+            sum(map(len, self.ledger.arrivals.values())),
+            self.befallen,
+            world.events,
+            world.trace,
+            world.story or [],
+        )
+
+    def _clients(self) -> dict[str, ClientProcess]:
+        found = {}
+        for number in range(self.plan.producers):
+            found[f"producer-{number}"] = ClientProcess(self, f"producer-{number}", produce)
+        for group, kind in self.plan.groups.items():
+            for number in range(self.plan.members):
+                found[f"{group}-{number}"] = ClientProcess(self, f"{group}-{number}", consumer_main(group, kind))
+        return found
+
+    # ---- phases
+
+    def _start(self) -> bool:
+        world, cluster = self.world, self.cluster
+        cluster.start()
+        if not self._wait(
+            lambda: all(server.broker is not None for server in cluster.brokers), _START_SECONDS, "start"
+        ):
+            self.findings += [f"{server.name}: {server.failures[-1]}" for server in cluster.servers if server.failures]
+            return False
+        for master in cluster.masters:
+            for topic in sorted(TOPICS):
+                queues = 4 if topic == ORDERED else _QUEUES
+                master.on_loop(lambda broker, topic=topic, queues=queues: create_topic(broker, topic, queues))
+        world.run(until=world.now + 1)
+        for client in self.clients.values():
+            client.start()
+        world.run(until=world.now + 1)
+        return True
+
+    def _work(self) -> bool:
+        world, begin = self.world, self.world.now
+        for fault in self.plan.faults:
+            world.at(begin + fault.at, lambda fault=fault: self._befall(fault))
+        self.watch.begin()
+        world.run(until=begin + self.plan.seconds)
+        self.is_sending = False
+        return True
+
+    def _heal(self) -> bool:
+        """End all faults, and wait until everything is served."""
+        world, network = self.world, self.world.network
+        self.is_healed = True
+        network.heal()
+        for machine in world.machines.values():
+            machine.disk.heal()
+            for process in machine.processes:
+                process.calls_left = None
+                process.paused_until = min(process.paused_until, world.now)
+        world.note("healed")
+        for one in (*self.cluster.servers, *self.clients.values()):
+            one.start()
+        healed = self._wait(self._is_quiet, _HEALING_SECONDS, "")
+        if not healed:
+            self.findings += self.watch.unserved()
+        return healed
+
+    def _is_quiet(self) -> bool:
+        if not all(server.broker is not None for server in self.cluster.brokers):
+            return False
+        if any(
+            self.ledger.missing(group, TOPICS_OF[kind])
+            for group, kind in self.plan.groups.items()
+            if kind != "broadcast"
+        ):
+            return False
+        return self._logs_equal()
+
+    def _stop(self) -> bool:
+        self.watch.end()
+        for client in self.clients.values():
+            client.stop()
+        if not self._wait_stopped(list(self.clients.values())):
+            return False
+        if not self._wait(self._logs_equal, _STOP_SECONDS, "equal logs of masters and slaves"):
+            return False
+        self.diverged = {one.name for one in self.cluster.slaves if oracles.reports_divergence(self, one)}
+        for servers in (self.cluster.masters, self.cluster.slaves, self.cluster.name_servers):
+            for server in servers:
+                server.stop()
+            if not self._wait_stopped(list(servers)):
+                return False
+        return True
+
+    def _logs_equal(self) -> bool:
+        return all(
+            oracles.has_caught_up(self.cluster, slave) or oracles.reports_divergence(self, slave)
+            for slave in self.cluster.slaves
+        )
+
+    def _wait_stopped(self, ones: list[ClientProcess] | list[Server]) -> bool:
+        names = ", ".join(one.name for one in ones)
+        return self._wait(lambda: not any(one.is_running for one in ones), _STOP_SECONDS, f"a clean stop of {names}")
+
+    def _wait(self, is_true: Callable[[], bool], seconds: float, what: str) -> bool:
+        """Run until a condition is true. Enter a finding if it is not true in time."""
+        world = self.world
+        end = world.now + seconds
+        while not is_true():
+            if world.now >= end:
+                if what:
+                    self.findings.append(f"no {what} within {seconds:g} s")
+                return False
+            world.run(until=min(end, world.now + _LOOK_SECONDS))
+        return True
+
+    # ---- faults
+
+    def _befall(self, fault: Fault) -> None:
+        if self.is_healed:
+            return
+        self.befallen += 1
+        self.world.note("FAULT", fault)
+        _BEFALL[fault.kind](self, fault)
+
+    def server(self, name: str) -> Server:
+        return next(server for server in self.cluster.servers if server.name == name)
+
+    def hosts(self, pair: str) -> tuple[str, str]:
+        one, other = pair.split(">")
+        return self.world.machine(one).host, self.world.machine(other).host
+
+
+def run_seed(seed: int) -> Outcome:
+    """Run the plan of a seed."""
+    return Run(plan_of(seed)).execute()
+
+
+async def create_topic(broker: object, topic: str, queues: int) -> None:
+    """Create a topic on a broker."""
+    context = broker.context  # type: ignore[attr-defined]
+    context.topics.put(TopicConfig(topic, queues, queues))
+    await context.topics_published()
+
+
+def _kill_at_call(run: Run, fault: Fault) -> None:
+    server = run.server(fault.target)
+    if server.process is not None and server.process.is_alive:
+        server.process.die_at_call(int(fault.values[0]), then=lambda: server.died(fault.values[1]))
+
+
+def _power_at_call(run: Run, fault: Fault) -> None:
+    server = run.server(fault.target)
+    if server.process is not None and server.process.is_alive:
+        server.process.die_at_call(int(fault.values[0]), then=lambda: server.lose_power(fault.values[1]))
+
+
+def _restart(run: Run, fault: Fault) -> None:
+    server = run.server(fault.target)
+    server.stop()
+    run.world.after(fault.values[0] + 0.5, server.start_when_stopped)
+
+
+def _client_restarted(run: Run, fault: Fault) -> None:
+    client = run.clients[fault.target]
+    client.ask_to_stop()
+    client.restart_after(fault.values[0])
+
+
+def _pause(run: Run, fault: Fault) -> None:
+    one = run.clients.get(fault.target) or run.server(fault.target)
+    if one.process is not None:
+        one.process.pause(fault.values[0])
+
+
+def _stall(run: Run, fault: Fault) -> None:
+    one, other = run.hosts(fault.target)
+    run.world.network.stall(one, other, fault.values[0])
+    if fault.kind == "stall":
+        run.world.network.stall(other, one, fault.values[0])
+
+
+def _clock(run: Run, fault: Fault) -> None:
+    run.world.machine(fault.target).skew_ms += fault.values[0]
+
+
+_BEFALL: dict[str, Callable[[Run, Fault], object]] = {
+    "kill": lambda run, fault: run.server(fault.target).kill(fault.values[0]),
+    "kill at call": _kill_at_call,
+    "power": lambda run, fault: run.server(fault.target).lose_power(fault.values[0]),
+    "power at call": _power_at_call,
+    "restart": _restart,
+    "pause": _pause,
+    "client killed": lambda run, fault: run.clients[fault.target].kill(fault.values[0]),
+    "client restarted": _client_restarted,
+    "cut": lambda run, fault: run.world.network.cut(*run.hosts(fault.target)),
+    "stall": _stall,
+    "half stall": _stall,
+    "slow": lambda run, fault: run.world.network.slow(*run.hosts(fault.target), *fault.values),
+    "refuse": lambda run, fault: run.world.network.refuse(run.world.machine(fault.target).host, fault.values[0]),
+    "full": lambda run, fault: run.world.machine(fault.target).disk.fill(fault.values[0]),
+    "failing": lambda run, fault: run.world.machine(fault.target).disk.fail(
+        fault.values[0], writes=bool(fault.values[1])
+    ),
+    "slow disk": lambda run, fault: run.world.machine(fault.target).disk.slow(fault.values[0]),
+    "clock": _clock,
+}
+"""What each kind of fault does with its values: seconds until a restart or the end, or a number of calls."""
