@@ -328,7 +328,9 @@ def _remember(extent: Extent, start: int, end: int) -> None:
     """Keep the former content of the pages of a range."""
     for page in range(start // PAGE_BYTES, (end - 1) // PAGE_BYTES + 1):
         if page not in extent.dirty:
-            extent.dirty[page] = bytes(extent.data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
+            lost = extent.lost.pop(page, None)  # a write makes the page dirty again: the next sync writes it
+            known = bytes(extent.data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
+            extent.dirty[page] = known if lost is None else lost
 
 
 def _note_mapped(extent: Extent) -> None:
@@ -379,8 +381,8 @@ def _restored(extent: Extent, chance: random.Random) -> Extent:
     style = chance.choice(["old", "new", "mixed", "mixed", "torn", "torn"])
     for pages in (extent.dirty, extent.syncing, extent.lost):
         for page, former in sorted(pages.items()):
-            is_lost = pages is extent.lost and page not in extent.dirty
-            _choose(data, page * PAGE_BYTES, former.ljust(PAGE_BYTES, b"\0"), "old" if is_lost else style, chance)
+            found = "old" if pages is extent.lost else style
+            _choose(data, page * PAGE_BYTES, former.ljust(PAGE_BYTES, b"\0"), found, chance)
     del data[size:]
     return Extent(data, size, size)
 
