@@ -134,6 +134,10 @@ kill: ## programs under kills, faults and damage; T=ha runs one, and without T t
 soak: ## clients under load for long: nothing lost, nothing grows; T=grpc runs one
 bench: ## measurements, many beside Apache's programs; T=pop runs one
 
+.PHONY: simulate
+simulate: $(STAMP) $(NATIVE) ## clusters in one process each, one for a seed, under random faults, SECONDS=600 long; a seed that fails is shrunk and printed; ARGS="--seed 17 --story" repeats one
+	@$(BIN)/python -m tests.simulation --seconds $(SECONDS) $(ARGS)
+
 demo: $(STAMP) ## servers up, messages through, Spark jobs over the store
 	@$(BIN)/python examples/demo.py $(ARGS)
 

@@ -402,7 +402,8 @@ class Connection(Link):
         if len(self._unsent) >= _UNSENT_MAX:
             await asyncio.sleep(0)
         if self._taken is not None:
-            await asyncio.wait_for(asyncio.shield(self._taken), timeout_ms / 1000.0)
+            async with asyncio.timeout(timeout_ms / 1000.0):
+                await asyncio.shield(self._taken)
 
     def call(self, command: Command, timeout_ms: float) -> asyncio.Future[Command]:
         """Set the opaque of a request, send the request, and return a future of the response.

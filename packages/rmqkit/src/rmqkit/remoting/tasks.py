@@ -119,8 +119,9 @@ async def repeat(
     last_error = ""
     while not end.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(end.wait(), pause_seconds)
-            return  # `end` was set
+            async with asyncio.timeout(pause_seconds):
+                await end.wait()
+            return
         pause_seconds = seconds
         try:
             done = work()

@@ -184,7 +184,8 @@ class Client:
         if self._may_send_settings:
             self._may_send_settings = False
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._settings_came.wait(), seconds)
+                async with asyncio.timeout(seconds):
+                    await self._settings_came.wait()
 
     @property
     def is_online(self) -> bool:
@@ -208,7 +209,8 @@ class Client:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._relays[nonce] = answer
         try:
-            return await asyncio.wait_for(answer, _RELAY_SECONDS)
+            async with asyncio.timeout(_RELAY_SECONDS):
+                return await answer
         finally:
             del self._relays[nonce]
 

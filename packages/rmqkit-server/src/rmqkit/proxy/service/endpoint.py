@@ -143,7 +143,8 @@ class Endpoint:
     async def drain(self) -> None:
         """Wait a short time for the active unary calls. Held receives and streams are closed with the server."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), _DRAIN_SECONDS)
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await self._idle.wait()
 
     async def stop(self) -> None:
         """Release the messages that clients hold, and forget the clients. The caller must have closed the ports."""

@@ -29,6 +29,28 @@ _WORK_SECONDS = 0.00002
 _RESOLUTION = 1e-9
 
 
+class _Task(asyncio.Task[T]):
+    """A task with a hash that does not depend on its address."""
+
+    def __init__(self, *args: Any, number: int, **kwargs: Any) -> None:
+        self._number = number  # first: the interpreter puts the task into a set
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
+class _Future(asyncio.Future[T]):
+    """A future with a hash that does not depend on its address."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, number: int) -> None:
+        super().__init__(loop=loop)
+        self._number = number
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """The event loop of one process."""
 
@@ -133,12 +155,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Do nothing: a cancelled timer is dropped when it is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        return _Future(self, next(self._numbers))
 
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[T]:
-        task: asyncio.Task[T] = asyncio.Task(coro, loop=self, name=name, context=context)
+        task: asyncio.Task[T] = _Task(coro, loop=self, name=name, context=context, number=next(self._numbers))
         self._tasks.append(task)
         if len(self._tasks) >= 2 * self._swept + 64:
             self._tasks = [one for one in self._tasks if not one.done()]

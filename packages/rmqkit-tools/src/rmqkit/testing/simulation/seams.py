@@ -10,6 +10,8 @@ replaced                                   by
 `rmqkit.client.consumer.watch`             nothing: a thread in real time that looks for blocked loops
 ``time.thread_time``                       a clock that stands still: a slice of work is never over
 ``uuid.uuid4``, ``os.urandom``             numbers of the seeded generator of `random`
+hashes of connections, of tasks and of     numbers and fields, instead of addresses: sets of them have one order.
+  values (frozen structs)                  Text needs ``PYTHONHASHSEED=0``
 =========================================  ============================================================================
 
 Code that reads ``time.time()`` or real files itself is not simulated.
@@ -28,11 +30,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from rmqkit.client.consumer import watch
 from rmqkit.client.runtime import runtime
 from rmqkit.clock import SystemClock
 from rmqkit.errors import RmqError
 from rmqkit.remoting import listening
+from rmqkit.remoting.connection import Link
 from rmqkit.system import disk, process, threads
 from rmqkit.testing.simulation import threads as simulated
 
@@ -51,6 +56,10 @@ def replaced(world: World) -> Iterator[None]:
         stack.enter_context(process.replaced({"number": lambda: _number(world)}))
         for holder, name, value in _others(world):
             stack.enter_context(_attribute(holder, name, value))
+        for kind in _hashed_by_address():
+            stack.enter_context(_attribute(kind, "__hash__", _hash_of_fields))
+        numbers = itertools.count()
+        stack.enter_context(_attribute(Link, "__hash__", lambda link: vars(link).setdefault("_number", next(numbers))))
         stack.enter_context(_asyncgen_hooks(world))
         yield
 
@@ -83,14 +92,33 @@ def _number(world: World) -> int:
     return 1 if current is None else current.number
 
 
+def _hashed_by_address() -> list[type]:
+    """Return the kinds of values with a hash that depends on the address of their class."""
+    found: list[type] = []
+    waiting: list[type] = [msgspec.Struct]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if kind is not msgspec.Struct and kind.__struct_config__.frozen:  # type: ignore[attr-defined]
+            found.append(kind)
+    return found
+
+
+def _hash_of_fields(value: Any) -> int:
+    return hash(msgspec.structs.astuple(value))
+
+
 @contextmanager
 def _attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(holder, name)
+    before = vars(holder).get(name)
     setattr(holder, name, value)
     try:
         yield
     finally:
-        setattr(holder, name, before)
+        if before is None:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, before)
 
 
 @contextmanager
