@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--faults", help="times of the faults to keep, separated by commas, or none")
     parser.add_argument("--for", type=float, dest="for_seconds", help="seconds of sends and faults in the run")
     parser.add_argument("--story", action="store_true", help="print the story of the seed")
+    parser.add_argument("--each", action="store_true", help="print a line for each seed, not only for failing ones")
     parser.add_argument("--lines", type=int, default=25, help="lines of the story")
     arguments = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != _HASH_SEED:  # the order of sets of names is part of a run
@@ -85,6 +86,7 @@ def swarm(arguments: argparse.Namespace) -> int:
         seconds += outcome.simulated_seconds
         if outcome.findings:
             failures.append(outcome)
+        if outcome.findings or arguments.each:
             print(_line(outcome), flush=True)
     spent = time.monotonic() - began
     print(

@@ -59,7 +59,7 @@ def replaced(world: World) -> Iterator[None]:
         for kind in _hashed_by_address():
             stack.enter_context(_attribute(kind, "__hash__", _hash_of_fields))
         numbers = itertools.count()
-        stack.enter_context(_attribute(Link, "__hash__", lambda link: vars(link).setdefault("_number", next(numbers))))
+        stack.enter_context(_attribute(Link, "__hash__", lambda link: _number_of(link, numbers)))
         stack.enter_context(_asyncgen_hooks(world))
         yield
 
@@ -102,6 +102,14 @@ def _hashed_by_address() -> list[type]:
         if kind is not msgspec.Struct and kind.__struct_config__.frozen:  # type: ignore[attr-defined]
             found.append(kind)
     return found
+
+
+def _number_of(link: Link, numbers: Iterator[int]) -> int:
+    known = link.__dict__
+    if "_number" not in known:
+        known["_number"] = next(numbers)
+    number: int = known["_number"]
+    return number
 
 
 def _hash_of_fields(value: Any) -> int:

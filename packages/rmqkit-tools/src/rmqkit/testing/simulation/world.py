@@ -30,6 +30,7 @@ import itertools
 import logging
 import random
 import sys
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -301,14 +302,19 @@ class World:
         self.is_closing = True
         before, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
-            for process in self.processes:
-                process.close()
-            self._heap.clear()
-            for machine in self.machines.values():
-                machine.disk.close()
-            gc.collect()  # here, where dropped coroutines may fail: their processes are dead
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # a coroutine that a dead process did not await
+                self._end_all()
         finally:
             sys.unraisablehook = before
+
+    def _end_all(self) -> None:
+        for process in self.processes:
+            process.close()
+        self._heap.clear()
+        for machine in self.machines.values():
+            machine.disk.close()
+        gc.collect()  # here, where dropped coroutines may fail: their processes are dead
 
     # ---- machines and processes
 
