@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,10 +158,6 @@ async def redelivery(servers: Servers) -> None:
         assert await consumer.pop("PopTimes", wait=0.5) == []
 
 
-def test_what_is_not_acknowledged_in_time_is_redelivered(outcome: Outcome) -> None:
-    outcome(redelivery)
-
-
 async def retries_of_the_second_version(servers: Servers) -> None:
     def configure(value: str) -> None:
         conf = f"enableRetryTopicV2={value}\npopResponseReturnActualRetryTopic={value}".encode()
@@ -179,11 +176,6 @@ async def retries_of_the_second_version(servers: Servers) -> None:
             assert list(await popped(consumer, "PopSecond", 1)) == [2], "only this message is delivered a third time"
     finally:
         configure("false")
-
-
-def test_retry_topics_of_the_second_version_are_acknowledged(outcome: Outcome) -> None:
-    """Also for a broker that returns messages with their retry topic, and leaves the handles to the client."""
-    outcome(retries_of_the_second_version)
 
 
 def test_a_pop_waits_for_a_message(servers: Servers) -> None:
@@ -262,10 +254,6 @@ async def handling(servers: Servers) -> None:
     assert {number: times for number, times in seen.items() if times != [0]} == {5: [0, 1]}
 
 
-def test_handlers_acknowledge_fail_take_long_and_give_up(outcome: Outcome) -> None:
-    outcome(handling)
-
-
 async def closing(servers: Servers) -> None:
     namesrv, begun = servers.namesrv_addr, asyncio.Event()
     await send(namesrv, "PopGivenBack", range(8))
@@ -284,10 +272,6 @@ async def closing(servers: Servers) -> None:
         found = await popped(other, "PopGivenBack", 8)
         assert {one.reconsume_times for one in found.values()} == {0}, "a suspended delivery does not count"
         await other.ack_many(found.values())
-
-
-def test_closing_gives_back_what_no_handler_began_with(outcome: Outcome) -> None:
-    outcome(closing)
 
 
 def test_messages_are_iterated(servers: Servers) -> None:
@@ -468,41 +452,6 @@ async def switching(servers: Servers) -> None:
     assert {number: times for number, times in seen.items() if times != [0]} == {3: [0, 1]}
 
 
-def test_a_group_changes_from_popping_to_pulling(outcome: Outcome) -> None:
-    outcome(switching)
-
-
-WAITING = ((redelivery, handling, closing, switching), (retries_of_the_second_version,))
-"""Scenarios that mostly wait for invisible times. The last one changes settings of the brokers, so it runs alone."""
-
-
-@pytest.fixture(scope="module")
-def errors(peers: dict[str, Servers]) -> dict[tuple[Scenario, bool], BaseException | None]:
-    """Run the scenarios that wait at the same time, with both brokers. Return the error of each."""
-    found: dict[tuple[Scenario, bool], BaseException | None] = {}
-
-    async def run_all() -> None:
-        for scenarios in WAITING:
-            runs = [(scenario, servers) for scenario in scenarios for servers in peers.values()]
-            ended = await asyncio.gather(*(scenario(servers) for scenario, servers in runs), return_exceptions=True)
-            for (scenario, servers), error in zip(runs, ended, strict=True):
-                found[scenario, servers.is_ours] = error
-
-    run(run_all())
-    return found
-
-
-@pytest.fixture
-def outcome(errors: dict[tuple[Scenario, bool], BaseException | None], servers: Servers) -> Outcome:
-    """Return a function that raises the error of a scenario with the broker of the test."""
-
-    def check(scenario: Scenario) -> None:
-        if (error := errors[scenario, servers.is_ours]) is not None:
-            raise error
-
-    return check
-
-
 def test_the_sync_facade_pops(servers: Servers) -> None:
     run(send(servers.namesrv_addr, "PopSync", range(4)))
     with sync.PopConsumer("CG-pop-sync", servers.namesrv_addr, settings=FIRST) as consumer:
@@ -520,6 +469,73 @@ def test_the_example_shows_how_workers_share(servers: Servers) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["popped: by hand", "jobs done: 100", "done again: ['7']"]
+
+
+# -- scenarios that mostly wait for invisible times
+
+
+WAITING = (redelivery, handling, closing, switching)
+Errors = dict[tuple[Scenario, bool], BaseException | None]
+"""The error of each scenario, with our broker (True) and with Apache's."""
+
+
+def run_together(scenarios: Sequence[Scenario], peers: dict[str, Servers]) -> Errors:
+    """Run scenarios at the same time, with both brokers."""
+    found: Errors = {}
+
+    async def run_all() -> None:
+        runs = [(scenario, servers) for scenario in scenarios for servers in peers.values()]
+        ended = await asyncio.gather(*(scenario(servers) for scenario, servers in runs), return_exceptions=True)
+        for (scenario, servers), error in zip(runs, ended, strict=True):
+            found[scenario, servers.is_ours] = error
+
+    run(run_all())
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def waiting(peers: dict[str, Servers]) -> Iterator[Future[Errors]]:
+    """Start the scenarios that wait before the first test."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(run_together, WAITING, peers)
+
+
+@pytest.fixture(scope="module")
+def errors(waiting: Future[Errors], peers: dict[str, Servers]) -> Errors:
+    """Return the errors of all scenarios. The last scenario changes settings of the brokers, so it runs alone."""
+    return waiting.result() | run_together([retries_of_the_second_version], peers)
+
+
+@pytest.fixture
+def outcome(errors: Errors, servers: Servers) -> Outcome:
+    """Return a function that raises the error of a scenario with the broker of the test."""
+
+    def check(scenario: Scenario) -> None:
+        if (error := errors[scenario, servers.is_ours]) is not None:
+            raise error
+
+    return check
+
+
+def test_what_is_not_acknowledged_in_time_is_redelivered(outcome: Outcome) -> None:
+    outcome(redelivery)
+
+
+def test_retry_topics_of_the_second_version_are_acknowledged(outcome: Outcome) -> None:
+    """Also for a broker that returns messages with their retry topic, and leaves the handles to the client."""
+    outcome(retries_of_the_second_version)
+
+
+def test_handlers_acknowledge_fail_take_long_and_give_up(outcome: Outcome) -> None:
+    outcome(handling)
+
+
+def test_closing_gives_back_what_no_handler_began_with(outcome: Outcome) -> None:
+    outcome(closing)
+
+
+def test_a_group_changes_from_popping_to_pulling(outcome: Outcome) -> None:
+    outcome(switching)
 
 
 # -- operators, and Java
