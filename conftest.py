@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests import examples, patience, unsynced
+from tests import examples, in_memory, patience, unsynced
 from tests.interop.sharing import PAIR, PROXY, shared_servers
 from tests.sources import ROOT, room
 
@@ -29,6 +29,7 @@ if sys.dont_write_bytecode:
     sys.dont_write_bytecode, sys.pycache_prefix = False, str(ROOT / ".cache" / "bytecode")
     os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+in_memory.use_memory()
 settings.load_profile(examples.SAME)
 # On loopback only this process can be late.
 patience.be_patient()

@@ -29,6 +29,7 @@ from rmqkit.protocol.command import decode_fields
 from rmqkit.protocol.record import iter_records
 from rmqkit.store.archive.segment import SegmentFile
 from tests.broker.cluster import Cluster
+from tests.broker.sealing import sealed_in_a_thread
 
 FILE_BYTES, GROUP_BYTES = 64 << 10, 8 << 10
 QUEUES, MESSAGES = 3, 600
@@ -290,7 +291,7 @@ def run(root: Path, rounds: int, seed: int) -> Outcome:
     errors = _Errors()
     logging.getLogger().addHandler(errors)
     try:
-        with mock.patch("rmqkit.store.archive.writing.GROUP_BYTES", GROUP_BYTES):
+        with mock.patch("rmqkit.store.archive.writing.GROUP_BYTES", GROUP_BYTES), sealed_in_a_thread():
             return asyncio.run(_run(root, rounds, seed))
     finally:
         logging.getLogger().removeHandler(errors)

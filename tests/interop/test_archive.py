@@ -18,6 +18,7 @@ from rmqkit.protocol.codes import RequestCode, ResponseCode
 from rmqkit.protocol.command import Command
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
+from tests.broker.sealing import sealed_in_a_thread
 from tests.faults.grpc_broker import GrpcBroker
 from tests.faults.spark.servers import set_queues
 from tests.golden_reading import batch_topics, expected_messages
@@ -54,7 +55,8 @@ async def archive_all(store: MessageStore, settings: StoreSettings) -> int:
         store.flusher.flush_log()
         archive = LogArchive(store, settings, NAME, writes=True)
         store.kept_from = lambda: archive.kept_from
-        await archive.round()
+        with sealed_in_a_thread():
+            await archive.round()
         for path in (store.root / "commitlog").iterdir():
             os.utime(path, (0, 0))
         for _ in range(5):

@@ -76,9 +76,9 @@ class JavaRuns:
     transactions: Future[tuple[str, Counter[str]]]
 
 
-@pytest.fixture(scope="module")
-def java(places: Mapping[str, Place], tmp_path_factory: pytest.TempPathFactory) -> JavaRuns:
-    """Start all programs at the same time: they mostly start Java and wait for transaction checks."""
+@pytest.fixture(scope="module", autouse=True)
+def java(places: Mapping[str, Place], tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaRuns]:
+    """Start all programs before the first test: they mostly start Java and wait for transaction checks."""
     kits = {version: kit_or_skip(version) for version in ("5.4.0", "4.9.4")}
     with ThreadPoolExecutor() as threads:
         folders = {name: tmp_path_factory.mktemp(name) for name in ("transactions", *RUNS)}
@@ -97,7 +97,7 @@ def java(places: Mapping[str, Place], tmp_path_factory: pytest.TempPathFactory) 
         }
         namesrv = places["apache"].remoting_addr
         transactions = threads.submit(run_transactions, kits["5.4.0"], namesrv, folders["transactions"])
-    return JavaRuns(probes, transactions)
+        yield JavaRuns(probes, transactions)
 
 
 def run_transactions(kit: ApacheKit, namesrv: str, work_dir: Path) -> tuple[str, Counter[str]]:
@@ -109,22 +109,6 @@ def run_transactions(kit: ApacheKit, namesrv: str, work_dir: Path) -> tuple[str,
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=2 * SECONDS)
     failure = f"{ended.stdout[-2000:]}{ended.stderr[-2000:]}" if ended.returncode else ""
     return failure, Counter(json.loads(line)["event"] for line in out.read_text().splitlines())
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_a_java_client_sends_and_receives(java: JavaRuns, name: str) -> None:
-    run, (place, _) = java.probes[name].result(), RUNS[name]
-    assert run.exit_code == 0, run.outcome
-    sent = {message.msg_id for message in run.sent}
-    assert len(sent) == len(run.sent) > COUNT
-    assert Counter(message.msg_id for message in run.received_by(f"{GROUP}-{place}")) == Counter(sent)
-    assert 0 < len(run.received_by(f"{FILTERED}-{place}")) < len(sent)
-
-
-def test_a_java_producer_is_asked_about_its_transactions(java: JavaRuns) -> None:
-    failure, events = java.transactions.result()
-    assert not failure
-    assert (events["sent"], events["received"], events["question"] > 0) == (11, 6, True), events
 
 
 # -- tools
@@ -207,3 +191,22 @@ async def _exchange(place: Place, name: str) -> None:
             await transactional.send_in_transaction(Message(topic=topic, body=b"99"))
             await until(lambda: 99 in received, "the message that was asked about", SECONDS)
         assert checked == [b"99"]
+
+
+# -- the programs, which have run beside the other tests
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_java_client_sends_and_receives(java: JavaRuns, name: str) -> None:
+    run, (place, _) = java.probes[name].result(), RUNS[name]
+    assert run.exit_code == 0, run.outcome
+    sent = {message.msg_id for message in run.sent}
+    assert len(sent) == len(run.sent) > COUNT
+    assert Counter(message.msg_id for message in run.received_by(f"{GROUP}-{place}")) == Counter(sent)
+    assert 0 < len(run.received_by(f"{FILTERED}-{place}")) < len(sent)
+
+
+def test_a_java_producer_is_asked_about_its_transactions(java: JavaRuns) -> None:
+    failure, events = java.transactions.result()
+    assert not failure
+    assert (events["sent"], events["received"], events["question"] > 0) == (11, 6, True), events

@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,18 +62,34 @@ class Servers:
     is_ours: bool
 
 
-@pytest.fixture(scope="module", params=["ours", "apache"])
-def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    if request.param == "apache":
+PEERS = ("ours", "apache")
+
+
+@pytest.fixture(scope="module")
+def peers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Servers]]:
+    """Run our servers, and Apache's if Java is here."""
+    found: dict[str, Servers] = {}
+    with contextlib.suppress(pytest.skip.Exception):
         pair: ApachePair = request.getfixturevalue("apache")
-        yield Servers(pair.namesrv_addr, pair.broker_addr, is_ours=False)
-        return
+        found["apache"] = Servers(pair.namesrv_addr, pair.broker_addr, is_ours=False)
     work_dir = tmp_path_factory.mktemp("ours")
     conf = work_dir / "broker.conf"
     conf.write_text(f"brokerName={BROKER_NAME}\nenablePropertyFilter=true\ndefaultTopicQueueNums=4\n")
     with run_standalone(work_dir / "store", work_dir, "--config", str(conf)) as running:
-        yield Servers(running.namesrv_addr, running.broker_addr, is_ours=True)
+        found["ours"] = Servers(running.namesrv_addr, running.broker_addr, is_ours=True)
+        yield found
         running.stop()
+
+
+@pytest.fixture(scope="module", params=PEERS)
+def servers(peers: dict[str, Servers], request: pytest.FixtureRequest) -> Servers:
+    if request.param not in peers:
+        request.getfixturevalue("apache")  # skips the test, with the reason
+    return peers[request.param]
+
+
+Scenario = Callable[[Servers], Coroutine[None, None, None]]
+Outcome = Callable[[Scenario], None]
 
 
 def run(scenario: Coroutine[None, None, None]) -> None:
@@ -120,38 +137,34 @@ async def popped(consumer: PopConsumer, topic: str, count: int, **options: objec
     return found
 
 
-def test_what_is_not_acknowledged_in_time_is_redelivered(servers: Servers) -> None:
-    async def scenario() -> None:
-        await send(servers.namesrv_addr, "PopTimes", range(8))
-        async with PopConsumer("CG-pop-times", servers.namesrv_addr, settings=FIRST) as consumer:
-            first = await popped(consumer, "PopTimes", 8, invisible_time=INVISIBLE_SECONDS)
-            assert {(one.reconsume_times, one.topic) for one in first.values()} == {(0, "PopTimes")}
-            await consumer.ack(first[0])
-            await consumer.ack_many([first[1], first[2], first[3]])
-            await consumer.change_invisible_time(first[4], 60)
-            await consumer.change_invisible_time(first[5], 1)
-            await consumer.change_invisible_time(first[6], INVISIBLE_SECONDS / 2)
-            await consumer.ack(first[6])  # by its new handle
-            again = await popped(consumer, "PopTimes", 2, invisible_time=60)
-            assert {number: (one.reconsume_times, one.topic) for number, one in again.items()} == {
-                5: (1, "PopTimes"),
-                7: (1, "PopTimes"),
-            }
-            # Redelivered messages are acknowledged in the retry topic through which they came.
-            await consumer.ack_many([*again.values(), first[4]])
-            assert await consumer.pop("PopTimes", wait=0.5) == []
-
-    run(scenario())
+async def redelivery(servers: Servers) -> None:
+    await send(servers.namesrv_addr, "PopTimes", range(8))
+    async with PopConsumer("CG-pop-times", servers.namesrv_addr, settings=FIRST) as consumer:
+        first = await popped(consumer, "PopTimes", 8, invisible_time=INVISIBLE_SECONDS)
+        assert {(one.reconsume_times, one.topic) for one in first.values()} == {(0, "PopTimes")}
+        await consumer.ack(first[0])
+        await consumer.ack_many([first[1], first[2], first[3]])
+        await consumer.change_invisible_time(first[4], 60)
+        await consumer.change_invisible_time(first[5], 1)
+        await consumer.change_invisible_time(first[6], INVISIBLE_SECONDS / 2)
+        await consumer.ack(first[6])  # by its new handle
+        again = await popped(consumer, "PopTimes", 2, invisible_time=60)
+        assert {number: (one.reconsume_times, one.topic) for number, one in again.items()} == {
+            5: (1, "PopTimes"),
+            7: (1, "PopTimes"),
+        }
+        # Redelivered messages are acknowledged in the retry topic through which they came.
+        await consumer.ack_many([*again.values(), first[4]])
+        assert await consumer.pop("PopTimes", wait=0.5) == []
 
 
-def test_retry_topics_of_the_second_version_are_acknowledged(servers: Servers) -> None:
-    """Also for a broker that returns messages with their retry topic, and leaves the handles to the client."""
-
+async def retries_of_the_second_version(servers: Servers) -> None:
     def configure(value: str) -> None:
         conf = f"enableRetryTopicV2={value}\npopResponseReturnActualRetryTopic={value}".encode()
         assert ask(servers.broker_addr, Command(RequestCode.UPDATE_BROKER_CONFIG, body=conf)).code == 0
 
-    async def scenario() -> None:
+    configure("true")
+    try:
         await send(servers.namesrv_addr, "PopSecond", range(3))
         async with PopConsumer("CG-pop-second", servers.namesrv_addr, settings=FIRST) as consumer:
             await popped(consumer, "PopSecond", 3, invisible_time=INVISIBLE_SECONDS)
@@ -161,10 +174,6 @@ def test_retry_topics_of_the_second_version_are_acknowledged(servers: Servers) -
             await consumer.ack_many([again[0], again[1]])
             await consumer.change_invisible_time(again[2], 0.5)
             assert list(await popped(consumer, "PopSecond", 1)) == [2], "only this message is delivered a third time"
-
-    configure("true")
-    try:
-        run(scenario())
     finally:
         configure("false")
 
@@ -205,70 +214,64 @@ def test_tags_and_sql_choose_what_is_popped(servers: Servers) -> None:
     run(scenario())
 
 
-def test_handlers_acknowledge_fail_take_long_and_give_up(servers: Servers) -> None:
-    async def scenario() -> None:
-        namesrv, seen = servers.namesrv_addr, defaultdict[int, list[int]](list)
-        await send(namesrv, "PopHandled", range(200))
-        settings = msgspec.structs.replace(QUICK, retries_max=1, pop=Popping(invisible_ms=INVISIBLE_SECONDS * 1000))
-        consumer = PopConsumer("CG-pop-handled", namesrv, settings=settings)
-        long_ones = asyncio.Event()
+async def handling(servers: Servers) -> None:
+    namesrv, seen = servers.namesrv_addr, defaultdict[int, list[int]](list)
+    await send(namesrv, "PopHandled", range(200))
+    settings = msgspec.structs.replace(QUICK, retries_max=1, pop=Popping(invisible_ms=INVISIBLE_SECONDS * 1000))
+    consumer = PopConsumer("CG-pop-handled", namesrv, settings=settings)
+    long_ones = asyncio.Event()
 
-        @consumer.on("PopHandled")
-        async def handler(message: ReceivedMessage) -> None:
-            number = int(message.body)
-            seen[number].append(message.reconsume_times)
-            match number:
-                case 5:
-                    raise ConsumeLater(delay=0.1)  # two times, then the message is a dead letter
-                case 6:
-                    await long_ones.wait()  # longer than the invisible time
+    @consumer.on("PopHandled")
+    async def handler(message: ReceivedMessage) -> None:
+        number = int(message.body)
+        seen[number].append(message.reconsume_times)
+        match number:
+            case 5:
+                raise ConsumeLater(delay=0.1)  # two times, then the message is a dead letter
+            case 6:
+                await long_ones.wait()  # longer than the invisible time
 
-        async with (
-            consumer,
-            PullConsumer("CG-pop-reader", namesrv, settings=pulling()) as reader,
-            PopConsumer("CG-pop-control", namesrv, settings=FIRST) as control,
-        ):
-            await until(lambda: len(seen) == 200, "every message", SECONDS)
-            await popped(control, "PopHandled", 1, max_count=1, invisible_time=INVISIBLE_SECONDS)
-            await popped(control, "PopHandled", 199, invisible_time=60)
-            dead: list[ReceivedMessage] = []
-            async with asyncio.timeout(SECONDS):
-                while not dead:
-                    with contextlib.suppress(NoRoute):
-                        (queue,) = await reader.queues("%DLQ%CG-pop-handled")
-                        dead = (await reader.pull(queue, 0, wait=1)).messages
-                    await asyncio.sleep(0.05)
-            # Messages that are not renewed are redelivered. The message whose handler takes long would have been too by
-            # now.
-            await popped(control, "PopHandled", 1)
-            long_ones.set()
-        assert [one.body for one in dead] == [b"5"]
-        assert {number: times for number, times in seen.items() if times != [0]} == {5: [0, 1]}
-
-    run(scenario())
+    async with (
+        consumer,
+        PullConsumer("CG-pop-reader", namesrv, settings=pulling()) as reader,
+        PopConsumer("CG-pop-control", namesrv, settings=FIRST) as control,
+    ):
+        await until(lambda: len(seen) == 200, "every message", SECONDS)
+        await popped(control, "PopHandled", 1, max_count=1, invisible_time=INVISIBLE_SECONDS)
+        await popped(control, "PopHandled", 199, invisible_time=60)
+        dead: list[ReceivedMessage] = []
+        async with asyncio.timeout(SECONDS):
+            while not dead:
+                with contextlib.suppress(NoRoute):
+                    (queue,) = await reader.queues("%DLQ%CG-pop-handled")
+                    dead = (await reader.pull(queue, 0, wait=1)).messages
+                await asyncio.sleep(0.05)
+        # Messages that are not renewed are redelivered. The message whose handler takes long would have been too by
+        # now.
+        await popped(control, "PopHandled", 1)
+        long_ones.set()
+    assert [one.body for one in dead] == [b"5"]
+    assert {number: times for number, times in seen.items() if times != [0]} == {5: [0, 1]}
 
 
-def test_closing_gives_back_what_no_handler_began_with(servers: Servers) -> None:
-    async def scenario() -> None:
-        namesrv, begun = servers.namesrv_addr, asyncio.Event()
-        await send(namesrv, "PopGivenBack", range(8))
-        settings = msgspec.structs.replace(FIRST, handlers_max=1, drain_ms=10)  # invisible for a minute
-        consumer = PopConsumer("CG-pop-back", namesrv, settings=settings)
+async def closing(servers: Servers) -> None:
+    namesrv, begun = servers.namesrv_addr, asyncio.Event()
+    await send(namesrv, "PopGivenBack", range(8))
+    settings = msgspec.structs.replace(FIRST, handlers_max=1, drain_ms=10)  # invisible for a minute
+    consumer = PopConsumer("CG-pop-back", namesrv, settings=settings)
 
-        @consumer.on("PopGivenBack")
-        async def handler(message: ReceivedMessage) -> None:
-            begun.set()
-            await asyncio.Event().wait()
+    @consumer.on("PopGivenBack")
+    async def handler(message: ReceivedMessage) -> None:
+        begun.set()
+        await asyncio.Event().wait()
 
-        async with consumer:
-            await asyncio.wait_for(begun.wait(), SECONDS)
-            await until(lambda: consumer.status().queues[0].held_messages == 8, "all are held", SECONDS)
-        async with PopConsumer("CG-pop-back", namesrv, settings=FIRST) as other:
-            found = await popped(other, "PopGivenBack", 8)
-            assert {one.reconsume_times for one in found.values()} == {0}, "a suspended delivery does not count"
-            await other.ack_many(found.values())
-
-    run(scenario())
+    async with consumer:
+        await asyncio.wait_for(begun.wait(), SECONDS)
+        await until(lambda: consumer.status().queues[0].held_messages == 8, "all are held", SECONDS)
+    async with PopConsumer("CG-pop-back", namesrv, settings=FIRST) as other:
+        found = await popped(other, "PopGivenBack", 8)
+        assert {one.reconsume_times for one in found.values()} == {0}, "a suspended delivery does not count"
+        await other.ack_many(found.values())
 
 
 def test_messages_are_iterated(servers: Servers) -> None:
@@ -412,45 +415,41 @@ def test_java_and_python_members_share_what_is_popped(servers: Servers, apache_k
         run(scenario(java))
 
 
-def test_a_group_changes_from_popping_to_pulling(servers: Servers) -> None:
+async def switching(servers: Servers) -> None:
     """Popped messages without an acknowledgement are pulled from the retry topic of POP."""
     topic, group, namesrv = "PopSwitched", "CG-pop-switched", servers.namesrv_addr
+    await send(namesrv, topic, range(8))
+    create_group(servers, group)
+    await set_mode(servers, topic, group, "POP")
+    seen: defaultdict[int, list[int]] = defaultdict(list)
+    settings = msgspec.structs.replace(
+        QUICK, client_rebalance=False, route_interval_ms=200, pull=Pulling(suspend_ms=500)
+    )
+    consumer = PushConsumer(group, namesrv, settings=settings)
 
-    async def scenario() -> None:
-        await send(namesrv, topic, range(8))
-        create_group(servers, group)
+    @consumer.on(topic)
+    async def handler(one: ReceivedMessage) -> None:
+        assert one.topic == topic
+        seen[int(one.body)].append(one.reconsume_times)
+        if int(one.body) == 3 and len(seen[3]) == 1:
+            raise ConsumeLater(delay=2)
+
+    def held() -> set[tuple[str, int]]:
+        return {(one.topic, one.queue_id) for one in consumer.held_queues() if one.topic != f"%RETRY%{group}"}
+
+    async with consumer:
+        await until(lambda: len(seen) == 8, "every message", SECONDS)
+        assert held() == {(topic, -1)}
+        await set_mode(servers, topic, group, "PULL")
+        await until(lambda: {(topic, i) for i in range(4)} <= held(), "it pulls", SECONDS)
+        await until(lambda: len(seen[3]) == 2, "the one that failed", SECONDS)
+        await send(namesrv, topic, range(8, 16))
+        await until(lambda: len(seen) == 16, "the new messages", SECONDS)
         await set_mode(servers, topic, group, "POP")
-        seen: defaultdict[int, list[int]] = defaultdict(list)
-        settings = msgspec.structs.replace(
-            QUICK, client_rebalance=False, route_interval_ms=200, pull=Pulling(suspend_ms=500)
-        )
-        consumer = PushConsumer(group, namesrv, settings=settings)
-
-        @consumer.on(topic)
-        async def handler(one: ReceivedMessage) -> None:
-            assert one.topic == topic
-            seen[int(one.body)].append(one.reconsume_times)
-            if int(one.body) == 3 and len(seen[3]) == 1:
-                raise ConsumeLater(delay=2)
-
-        def held() -> set[tuple[str, int]]:
-            return {(one.topic, one.queue_id) for one in consumer.held_queues() if one.topic != f"%RETRY%{group}"}
-
-        async with consumer:
-            await until(lambda: len(seen) == 8, "every message", SECONDS)
-            assert held() == {(topic, -1)}
-            await set_mode(servers, topic, group, "PULL")
-            await until(lambda: {(topic, i) for i in range(4)} <= held(), "it pulls", SECONDS)
-            await until(lambda: len(seen[3]) == 2, "the one that failed", SECONDS)
-            await send(namesrv, topic, range(8, 16))
-            await until(lambda: len(seen) == 16, "the new messages", SECONDS)
-            await set_mode(servers, topic, group, "POP")
-            await until(lambda: held() == {(topic, -1)}, "it pops again", SECONDS)
-            await send(namesrv, topic, range(16, 24))
-            await until(lambda: len(seen) == 24, "the last messages", SECONDS)
-        assert {number: times for number, times in seen.items() if times != [0]} == {3: [0, 1]}
-
-    run(scenario())
+        await until(lambda: held() == {(topic, -1)}, "it pops again", SECONDS)
+        await send(namesrv, topic, range(16, 24))
+        await until(lambda: len(seen) == 24, "the last messages", SECONDS)
+    assert {number: times for number, times in seen.items() if times != [0]} == {3: [0, 1]}
 
 
 def test_the_sync_facade_pops(servers: Servers) -> None:
@@ -470,6 +469,73 @@ def test_the_example_shows_how_workers_share(servers: Servers) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["popped: by hand", "jobs done: 100", "done again: ['7']"]
+
+
+# -- scenarios that mostly wait for invisible times
+
+
+WAITING = (redelivery, handling, closing, switching)
+Errors = dict[tuple[Scenario, bool], BaseException | None]
+"""The error of each scenario, with our broker (True) and with Apache's."""
+
+
+def run_together(scenarios: Sequence[Scenario], peers: dict[str, Servers]) -> Errors:
+    """Run scenarios at the same time, with both brokers."""
+    found: Errors = {}
+
+    async def run_all() -> None:
+        runs = [(scenario, servers) for scenario in scenarios for servers in peers.values()]
+        ended = await asyncio.gather(*(scenario(servers) for scenario, servers in runs), return_exceptions=True)
+        for (scenario, servers), error in zip(runs, ended, strict=True):
+            found[scenario, servers.is_ours] = error
+
+    run(run_all())
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def waiting(peers: dict[str, Servers]) -> Iterator[Future[Errors]]:
+    """Start the scenarios that wait before the first test."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread.submit(run_together, WAITING, peers)
+
+
+@pytest.fixture(scope="module")
+def errors(waiting: Future[Errors], peers: dict[str, Servers]) -> Errors:
+    """Return the errors of all scenarios. The last scenario changes settings of the brokers, so it runs alone."""
+    return waiting.result() | run_together([retries_of_the_second_version], peers)
+
+
+@pytest.fixture
+def outcome(errors: Errors, servers: Servers) -> Outcome:
+    """Return a function that raises the error of a scenario with the broker of the test."""
+
+    def check(scenario: Scenario) -> None:
+        if (error := errors[scenario, servers.is_ours]) is not None:
+            raise error
+
+    return check
+
+
+def test_what_is_not_acknowledged_in_time_is_redelivered(outcome: Outcome) -> None:
+    outcome(redelivery)
+
+
+def test_retry_topics_of_the_second_version_are_acknowledged(outcome: Outcome) -> None:
+    """Also for a broker that returns messages with their retry topic, and leaves the handles to the client."""
+    outcome(retries_of_the_second_version)
+
+
+def test_handlers_acknowledge_fail_take_long_and_give_up(outcome: Outcome) -> None:
+    outcome(handling)
+
+
+def test_closing_gives_back_what_no_handler_began_with(outcome: Outcome) -> None:
+    outcome(closing)
+
+
+def test_a_group_changes_from_popping_to_pulling(outcome: Outcome) -> None:
+    outcome(switching)
 
 
 # -- operators, and Java

@@ -11,6 +11,7 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,9 @@ from rmqkit.protocol.command import Command, decode_fields
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import Record, iter_records
 from rmqkit.protocol.schemas.pull import PullFlag
-from tests.interop.apache import TRANSACTION_CONF, ask
+from tests.interop.apache import TRANSACTION_CONF, ApachePair, ask
 from tests.interop.conftest import kit_or_skip
+from tests.interop.kit import ApacheKit
 from tests.interop.probe import PROBE_HEAP_MB
 from tests.interop.server_process import wait_until
 from tests.interop.standalone import run_standalone
@@ -41,6 +43,8 @@ TIMES_AND_HOSTS = ("storeHost", "bornTimestampMs", "storeTimestampMs", "prepared
 IDS = ("UNIQ_KEY", "__transactionId__", "CLUSTER", "REAL_TOPIC", "REAL_QID", "TRAN_PREPARED_QUEUE_OFFSET",
        "TRANSACTION_CHECK_TIMES")  # fmt: skip
 CLIENTS_OWN = ("MIN_OFFSET", "MAX_OFFSET", "CONSUME_START_TIME")
+OURS = [("standalone", "5.4.0"), ("standalone", "4.9.4")]
+ALL = [("apache", "5.4.0"), *OURS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,30 +76,20 @@ Run = Callable[[str, str], Outcome]
 
 
 @pytest.fixture(scope="module")
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run the program with a kind of server and a client version, once for each pair."""
-    done: dict[tuple[str, str], Outcome | BaseException] = {}
-
-    def once(server: str, version: str) -> Outcome:
-        if (server, version) not in done:
-            try:
-                done[server, version] = _run(request, tmp_path_factory.mktemp(f"{server}-{version}"), server, version)
-            except Exception as failure:  # noqa: BLE001 - a run that failed is not made again for the next test
-                done[server, version] = failure
-        outcome = done[server, version]
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
-    return once
+def run(apache: ApachePair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Run the program with all pairs of a server and a client version at the same time: it mostly waits for checks."""
+    kits = {version: kit_or_skip(version) for _, version in ALL}
+    with ThreadPoolExecutor(len(ALL)) as threads:
+        outcomes = {}
+        for server, version in ALL:
+            work_dir = tmp_path_factory.mktemp(f"{server}-{version}")
+            opened = nullcontext(apache) if server == "apache" else _ours(work_dir)
+            outcomes[server, version] = threads.submit(_run, opened, kits[version], work_dir)
+        yield lambda server, version: outcomes[server, version].result()
 
 
-def _run(request: pytest.FixtureRequest, work_dir: Path, server: str, version: str) -> Outcome:
-    kit = kit_or_skip(version)
-    topic = f"Transactions-{version.replace('.', '_')}"
-    opened: AbstractContextManager[Any] = (
-        nullcontext(request.getfixturevalue("apache")) if server == "apache" else _ours(work_dir)
-    )
+def _run(opened: AbstractContextManager[Any], kit: ApacheKit, work_dir: Path) -> Outcome:
+    topic = f"Transactions-{kit.version.replace('.', '_')}"
     with opened as pair:
         out = work_dir / "out.jsonl"
         arguments = ["run", "--namesrv", pair.namesrv_addr, "--topic", topic, "--out", out, "--checks-max", CHECKS_MAX]
@@ -151,10 +145,6 @@ def _own(properties: dict[str, str]) -> dict[str, str]:
     themselves.
     """
     return {name: "" if name in IDS else value for name, value in properties.items() if name not in CLIENTS_OWN}
-
-
-OURS = [("standalone", "5.4.0"), ("standalone", "4.9.4")]
-ALL = [("apache", "5.4.0"), *OURS]
 
 
 @pytest.mark.parametrize("pair", ALL, ids="-".join)

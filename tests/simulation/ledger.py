@@ -1,4 +1,4 @@
-"""What the clients of a simulated cluster know: sent messages, and the calls of handlers."""
+"""The knowledge of the clients of a simulated cluster: sent messages, and the calls of handlers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Kind(Enum):
 
 
 class State(Enum):
-    """What the sender knows."""
+    """The knowledge of the sender."""
 
     RUNNING = "running"
     ACKNOWLEDGED = "acknowledged"

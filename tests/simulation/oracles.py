@@ -1,4 +1,4 @@
-"""The oracles: what must be true in every run, whatever the faults.
+"""The oracles: facts that must be true in every run, under all faults.
 
 =====================================  ================================================================================
 oracle                                 looked at

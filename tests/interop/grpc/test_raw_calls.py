@@ -33,15 +33,14 @@ OPEN: Mapping[str, set[str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def apache(apache_proxy: Place) -> dict[str, Outcome]:
-    """Return the answers of Apache's proxy."""
-    return asyncio.run(run_all(apache_proxy))
+Outcomes = dict[str, Outcome]
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    """Return the answers of `rmq standalone` with the settings of Apache's broker."""
+def both(apache_proxy: Place, tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcomes, Outcomes]:
+    """Return the answers of Apache's proxy, and of `rmq standalone` with the settings of Apache's broker. Both get the
+    calls at the same time, because most calls wait.
+    """
     work_dir = tmp_path_factory.mktemp("ours")
     config = work_dir / "broker.conf"
     config.write_text("".join(f"{key}={value}\n" for key, value in PROXY_BROKER_CONF.items()))
@@ -50,7 +49,23 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     with ServerProcess(command, work_dir / "standalone.log") as process:
         ready = process.wait_ready(r"^ready namesrv=(\S+) broker=(\S+) grpc=(\S+) store=", READY_SECONDS)
         _startup_lines.append(f"rmq standalone: ready in {process.ready_seconds:.2f} s")
-        return asyncio.run(run_all(Place("ours", ready[3], ready[1], ready[2])))
+
+        async def run() -> tuple[Outcomes, Outcomes]:
+            ours = Place("ours", ready[3], ready[1], ready[2])
+            theirs, own = await asyncio.gather(run_all(apache_proxy), run_all(ours))
+            return theirs, own
+
+        return asyncio.run(run())
+
+
+@pytest.fixture(scope="module")
+def apache(both: tuple[Outcomes, Outcomes]) -> Outcomes:
+    return both[0]
+
+
+@pytest.fixture(scope="module")
+def ours(both: tuple[Outcomes, Outcomes]) -> Outcomes:
+    return both[1]
 
 
 def unexpected(outcome: Outcome) -> str:

@@ -9,9 +9,10 @@ import shutil
 import threading
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from rmqkit.broker.archive import READS_AT_ONCE, READS_OF_SEGMENT, WAITING_OF_SEGMENT, LogArchive
@@ -28,11 +29,11 @@ from rmqkit.remoting.connection import WRITE_BYTES_HIGH, Connection
 from rmqkit.remoting.router import Router
 from rmqkit.store.archive.archive import Archive, segment_name
 from rmqkit.store.archive.places import Folder, place_of
-from rmqkit.store.archive.seal import Sealed, Work, work_on
 from rmqkit.store.archive.segment import SegmentFile
 from rmqkit.store.settings import StoreSettings
 from tests.broker.cluster import Cluster
 from tests.broker.pops import ack, change, pop
+from tests.broker.sealing import sealed_in_a_thread
 from tests.loop_held import MAX_SECONDS
 from tests.strangers import measured
 from tests.waiting import SECONDS, until
@@ -42,20 +43,10 @@ BODY = bytes(1000)
 
 
 @pytest.fixture(autouse=True)
-def beside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def beside(request: pytest.FixtureRequest) -> Iterator[None]:
     """Write segments in a thread, except in tests that kill their process."""
-    if request.node.get_closest_marker("faults"):
-        return
-
-    async def write(archive: LogArchive, line: bytes) -> bytes:
-        work = msgspec.json.decode(line, type=Work)
-        try:
-            sealed = await asyncio.to_thread(work_on, work, place_of(work.archive, work.below))
-        except OSError as error:
-            sealed = Sealed(error=str(error))
-        return msgspec.json.encode(sealed)
-
-    monkeypatch.setattr(LogArchive, "_writing", write)
+    with nullcontext() if request.node.get_closest_marker("faults") else sealed_in_a_thread():
+        yield
 
 
 class Archived(Cluster):

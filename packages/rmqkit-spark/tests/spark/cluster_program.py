@@ -153,7 +153,6 @@ def executors_without_package(spark: SparkSession, setup: Setup) -> Any:
 
 
 CASES: tuple[Case, ...] = (
-    java_runtimes,
     store_messages,
     store_killed,
     store_entities,
@@ -164,7 +163,7 @@ CASES: tuple[Case, ...] = (
     executors_without_package,
 )
 OF_TWINS: tuple[Case, ...] = (store_messages, store_killed, live_batch, failing_task)
-WITHOUT_JAR: tuple[Case, ...] = (store_messages, live_batch, failing_task)
+WITHOUT_JAR: tuple[Case, ...] = (java_runtimes, store_messages, live_batch, failing_task)
 
 
 def _stored(spark: SparkSession, setup: Setup) -> DataFrameReader:

@@ -12,6 +12,8 @@ import pytest
 
 from rmqkit import Message, PopConsumer, Producer, TransactionProducer, TransactionState
 from rmqkit.admin import Admin
+from rmqkit.admin.diagnosis.causes import Cause
+from rmqkit.admin.explain import Explainer, explain
 from rmqkit.admin.messages.listing import Budget
 from rmqkit.admin.messages.timed import still_waiting
 from rmqkit.admin.messages.waiting import pending_pops, undecided
@@ -243,6 +245,39 @@ async def test_half_messages_in_each_state(tmp_path: Path, capsys: pytest.Captur
     # The metric counts what nobody decided, also what was given up.
     assert metrics["rocketmq_half_messages"] == {("Orders",): sum(found.counts.values()) - found.counts["ended"]}
     assert (found.is_whole, short.is_whole, found.troubles) == (True, False, {})
+
+
+async def test_a_check_during_the_search_does_not_end_a_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check stores the half message again, and passes the copy that the search found before."""
+
+    async def execute(message: Message, argument: object) -> TransactionState:
+        return TransactionState.UNKNOWN
+
+    async def check(message: ReceivedMessage) -> TransactionState:
+        return TransactionState.UNKNOWN
+
+    searched: list[int] = []
+    is_ended = Explainer._is_ended
+
+    async def slow(explainer: Explainer, address: str, half: ReceivedMessage) -> bool:
+        searched.append(half.queue_offset)
+        if len(searched) < 3:
+            await asyncio.sleep(45)
+        return await is_ended(explainer, address, half)
+
+    monkeypatch.setattr(Explainer, "_is_ended", slow)
+    async with cluster(tmp_path, transaction_checks_max=10) as (both, admin):
+        producer = TransactionProducer("shop", both.namesrv_address, execute=execute, check=check)
+        async with producer:
+            sent = await producer.send_half(Message(topic="Orders", body=b"a"))
+            pending = await explain(admin, "Orders", "billing", sent.msg_id)
+            await asyncio.sleep(1_000)
+            found = await explain(admin, "Orders", "billing", sent.msg_id)
+    assert pending.cause is Cause.TRANSACTION_PENDING
+    assert searched[0] == 0 < searched[1] < searched[2], "each search is for the newest copy"
+    assert found.cause is Cause.GIVEN_UP
 
 
 async def test_pending_check_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

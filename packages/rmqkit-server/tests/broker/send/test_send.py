@@ -377,11 +377,13 @@ async def test_under_sync_flush_the_answer_means_that_it_is_on_disk(tmp_path):
 
 
 async def test_a_full_disk_refuses_sends_until_the_next_round_finds_room(tmp_path, monkeypatch):
-    free_blocks = 9
+    free_blocks, block = 9, 1 << 20  # a start on a tmpfs needs a MiB
     monkeypatch.setattr("rmqkit.broker.server._FIRST_RETENTION_SECONDS", 0.01)
-    monkeypatch.setattr(
-        "rmqkit.system.disk.space", lambda path: os.statvfs_result((1, 1, 100, *[free_blocks] * 2, 0, 0, 0, 0, 255))
-    )
+
+    def space(path):
+        return os.statvfs_result((block, block, 100, free_blocks, free_blocks, 0, 0, 0, 0, 255))
+
+    monkeypatch.setattr("rmqkit.system.disk.space", space)
 
     async def answer_with(cluster, code):
         async with asyncio.timeout(SECONDS):

@@ -229,7 +229,7 @@ class Explainer:
             facts.due_ms = await self._due(copy)
         halves = [one for one in facts.copies if one.topic in _BEFORE[2:]]
         if facts.message is None and halves:
-            facts.transaction = await self._transaction(halves)
+            facts.transaction = await self._transaction(unique_key, halves)
         with contextlib.suppress(UnknownName):
             await self._once(names.TRACE_TOPIC, lambda: self._calls.route(names.TRACE_TOPIC))
             records = await traces_of(self._admin.messages, unique_key)
@@ -268,8 +268,8 @@ class Explainer:
 
     # -- transactions
 
-    async def _transaction(self, halves: list[ReceivedMessage]) -> Transaction:
-        latest = max(halves, key=lambda one: (one.topic == names.HALF_TOPIC, one.queue_offset))
+    async def _transaction(self, unique_key: str, halves: list[ReceivedMessage]) -> Transaction:
+        latest = _latest(halves)
         found = Transaction(half=latest, is_given_up=any(one.topic != names.HALF_TOPIC for one in halves))
         address = await self._address(latest.broker_name)
         config = await self._maybe(self._admin.brokers.config(address))
@@ -280,7 +280,15 @@ class Explainer:
             found.producers = len(await self._admin.clients.producers(group))
         except UnknownName:
             found.producers = 0
-        found.is_ended = found.is_given_up or await self._is_ended(address, latest)
+        while not found.is_given_up and not found.is_ended and await self._is_ended(address, found.half):
+            # A check stores the half message again, and passes the copy that was found before the check.
+            queries = await asyncio.gather(*(self._query(topic, unique_key) for topic in _BEFORE[2:]))
+            copies = [one for several in queries for one in several if self._is_copy(one)]
+            latest = _latest([found.half, *copies])
+            found.is_given_up = any(one.topic != names.HALF_TOPIC for one in copies)
+            found.is_ended = latest is found.half
+            found.half = latest
+        found.is_ended |= found.is_given_up
         return found
 
     async def _is_ended(self, address: str, half: ReceivedMessage) -> bool:
@@ -412,3 +420,8 @@ class Explainer:
             self._known[key] = asyncio.ensure_future(asking())
         answer: T = await self._known[key]
         return answer
+
+
+def _latest(halves: list[ReceivedMessage]) -> ReceivedMessage:
+    """Return the last copy of a half message, or the copy of a transaction that was given up if no other is left."""
+    return max(halves, key=lambda one: (one.topic == names.HALF_TOPIC, one.queue_offset))

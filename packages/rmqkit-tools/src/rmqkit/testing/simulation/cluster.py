@@ -165,6 +165,7 @@ class BrokerServer(Server):
     def __init__(self, world: World, name: str, settings: Mapping[str, object]) -> None:
         super().__init__(world, name)
         self.settings = dict(settings)
+        self._work: list[asyncio.Task[object]] = []
         self.root: Path = self.machine.disk.path / "store"
 
     @property
@@ -176,7 +177,7 @@ class BrokerServer(Server):
         process, broker = self.process, self.broker
         assert process is not None, f"{self.name} runs"
         assert broker is not None, f"{self.name} has started"
-        process.loop.call_soon(lambda: process.loop.create_task(work(broker)))
+        process.loop.call_soon(lambda: self._work.append(process.loop.create_task(work(broker))))
 
     def loaded(self) -> tuple[BrokerSettings, StoreSettings, AuthenticationSettings]:
         """Return the present settings. Raises SettingsError: a setting is unknown or not valid."""

@@ -35,10 +35,9 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rmqkit.testing.simulation.world import Process, World
+from rmqkit.testing.simulation.scheduler import Program, Scheduler
 
 __all__ = ["ROOT", "Disk", "Files"]
 
@@ -109,7 +108,7 @@ class OpenFile:
 
     disk: Disk
     node: Directory | File
-    process: Process | None
+    process: Program | None
     path: str
 
 
@@ -123,7 +122,7 @@ class Disk:
         calls, syncs: the number of calls and of syncs.
     """
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: Scheduler, name: str) -> None:
         self.world = world
         self.name = name
         self.root = Directory()
@@ -291,7 +290,7 @@ class Disk:
 
     # ---- for owners of the world
 
-    def process_ended(self, process: Process) -> None:
+    def process_ended(self, process: Program) -> None:
         """Release the descriptors and locks of a killed process. The page cache stays."""
         self.world.files.release(process)
 
@@ -435,7 +434,7 @@ def _copy(directory: Directory, folder: Path) -> None:
 class Files:
     """The functions of `rmqkit.system.disk`, for the disks of a world. Errors are those of the system."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Scheduler) -> None:
         self._world = world
         self._open: dict[int, OpenFile] = {}
         self._numbers = itertools.count(_FIRST_DESCRIPTOR)
@@ -454,7 +453,7 @@ class Files:
         """The number of open descriptors."""
         return len(self._open)
 
-    def release(self, process: Process) -> None:
+    def release(self, process: Program) -> None:
         """Close the descriptors of a killed process."""
         for number in [number for number, one in self._open.items() if one.process is process]:
             self._close(number)

@@ -13,10 +13,9 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from rmqkit.testing.simulation.world import Process
+from rmqkit.testing.simulation.scheduler import Program
 
 __all__ = ["SimulatedLoop"]
 
@@ -54,7 +53,7 @@ class _Future(asyncio.Future[T]):
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """The event loop of one process."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Program) -> None:
         self._process = process
         self._world = process.world
         self._ready: deque[asyncio.Handle] = deque()
@@ -197,6 +196,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     async def create_server(self, protocol_factory: Any, *_: Any, sock: Any = None, **__: Any) -> Any:
         return self._world.network.serve(self._process, protocol_factory, sock)
+
+    def close_soon(self, generator: Any) -> None:
+        """Close an asynchronous generator that was dropped."""
+        self._tasks.append(self.create_task(generator.aclose()))
 
     async def shutdown_asyncgens(self) -> None:
         """Do nothing: a generator is closed when its last reference is gone."""

@@ -27,10 +27,9 @@ import random
 import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-if TYPE_CHECKING:
-    from rmqkit.testing.simulation.world import Process, World
+from rmqkit.testing.simulation.scheduler import Program, Scheduler
 
 __all__ = ["BoundSocket", "Network"]
 
@@ -48,7 +47,7 @@ _RESET = object()
 class BoundSocket:
     """A reserved port of a simulated host, in place of a socket."""
 
-    def __init__(self, network: Network, process: Process, host: str, port: int) -> None:
+    def __init__(self, network: Network, process: Program, host: str, port: int) -> None:
         self._network = network
         self._process = process
         self.address = (host, port)
@@ -75,7 +74,7 @@ class BoundSocket:
 
 
 class _Server(asyncio.AbstractServer):
-    """What `create_server` returns."""
+    """The result of `create_server`."""
 
     def __init__(self, sock: BoundSocket) -> None:
         self.sockets = (sock,)
@@ -109,7 +108,7 @@ class Transport(asyncio.Transport):
     """
 
     def __init__(
-        self, network: Network, process: Process, name: str, own: tuple[str, int], other: tuple[str, int]
+        self, network: Network, process: Program, name: str, own: tuple[str, int], other: tuple[str, int]
     ) -> None:
         super().__init__({"sockname": own, "peername": other})
         self._network = network
@@ -334,7 +333,7 @@ class Transport(asyncio.Transport):
 class Network:
     """All hosts, ports and connections of a world. Faults are methods."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Scheduler) -> None:
         self.world = world
         self.bytes_read = 0
         self._bound: dict[tuple[str, int], BoundSocket] = {}
@@ -397,7 +396,7 @@ class Network:
         """Return the time until which nothing arrives."""
         return self._stalls.get((source, target), 0.0)
 
-    def bind(self, process: Process, host: str, port: int) -> BoundSocket:
+    def bind(self, process: Program, host: str, port: int) -> BoundSocket:
         """Reserve a port. Raises OSError: it is in use, or the host is another machine's."""
         own = process.machine.host
         if host not in ("0.0.0.0", "::", "", own):
@@ -412,7 +411,7 @@ class Network:
         if self._bound.get(bound.address) is bound:
             del self._bound[bound.address]
 
-    def serve(self, process: Process, protocol_factory: Callable[[], Any], bound: BoundSocket) -> _Server:
+    def serve(self, process: Program, protocol_factory: Callable[[], Any], bound: BoundSocket) -> _Server:
         def accept(transport: Transport) -> None:
             protocol = protocol_factory()
             transport.set_protocol(protocol)
@@ -422,7 +421,7 @@ class Network:
         bound.accept = accept
         return _Server(bound)
 
-    async def connect(self, process: Process, protocol_factory: Callable[[], Any], host: str, port: int) -> Any:
+    async def connect(self, process: Program, protocol_factory: Callable[[], Any], host: str, port: int) -> Any:
         """Open a connection. Raises OSError: nobody listens there."""
         own = process.machine.host
         numbers = self._numbers.setdefault((process.machine.name, f"{host}:{port}"), itertools.count())
@@ -444,7 +443,7 @@ class Network:
         return self._connected(process, bound, name, protocol_factory)
 
     def _connected(
-        self, process: Process, bound: BoundSocket, name: str, protocol_factory: Callable[[], Any]
+        self, process: Program, bound: BoundSocket, name: str, protocol_factory: Callable[[], Any]
     ) -> tuple[Transport, Any]:
         own = (process.machine.host, next(self._ports))
         near = Transport(self, process, f"{name}+", own, bound.address)
@@ -477,7 +476,7 @@ class Network:
 
         world.after(self.delay(transport.own[0], transport.other[0], transport._chance), answer)
 
-    def process_ended(self, process: Process, *, is_silent: bool) -> None:
+    def process_ended(self, process: Program, *, is_silent: bool) -> None:
         """Close the ports of a killed process, and reset its connections if its machine still runs."""
         for bound in [one for one in self._bound.values() if one._process is process]:
             bound.close()

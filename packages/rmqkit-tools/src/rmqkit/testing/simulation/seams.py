@@ -1,4 +1,4 @@
-"""What a simulation replaces while it lasts: files, threads, ports, clocks, and the sources of chance.
+"""The replacements of a simulation while it lasts: files, threads, ports, clocks, and the sources of chance.
 
 =========================================  ============================================================================
 replaced                                   by
@@ -28,7 +28,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -40,15 +40,13 @@ from rmqkit.remoting import listening
 from rmqkit.remoting.connection import Link
 from rmqkit.system import disk, process, threads
 from rmqkit.testing.simulation import threads as simulated
-
-if TYPE_CHECKING:
-    from rmqkit.testing.simulation.world import World
+from rmqkit.testing.simulation.scheduler import Scheduler
 
 __all__ = ["log_arrived", "replaced"]
 
 
 @contextmanager
-def replaced(world: World) -> Iterator[None]:
+def replaced(world: Scheduler) -> Iterator[None]:
     """Replace the seams by those of a world."""
     with ExitStack() as stack:
         stack.enter_context(disk.replaced(world.files.functions()))
@@ -64,7 +62,7 @@ def replaced(world: World) -> Iterator[None]:
         yield
 
 
-def _others(world: World) -> list[tuple[Any, str, Any]]:
+def _others(world: Scheduler) -> list[tuple[Any, str, Any]]:
     def now_ms(_: SystemClock) -> int:
         current = world.current_process
         return world.now_ms if current is None else current.machine.now_ms()
@@ -87,7 +85,7 @@ def _others(world: World) -> list[tuple[Any, str, Any]]:
     ]
 
 
-def _number(world: World) -> int:
+def _number(world: Scheduler) -> int:
     current = world.current_process
     return 1 if current is None else current.number
 
@@ -130,13 +128,13 @@ def _attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _asyncgen_hooks(world: World) -> Iterator[None]:
+def _asyncgen_hooks(world: Scheduler) -> Iterator[None]:
     """Close a dropped asynchronous generator on the loop of the process that dropped it."""
 
     def finalize(generator: Any) -> None:
         current = world.current_process
         if current is not None and current.is_alive:
-            current.loop.create_task(generator.aclose())
+            current.loop.close_soon(generator)
 
     before = sys.get_asyncgen_hooks()
     sys.set_asyncgen_hooks(finalizer=finalize)
@@ -146,7 +144,7 @@ def _asyncgen_hooks(world: World) -> Iterator[None]:
         sys.set_asyncgen_hooks(*before)
 
 
-def log_arrived(world: World, record: logging.LogRecord) -> None:
+def log_arrived(world: Scheduler, record: logging.LogRecord) -> None:
     """Enter a log record into the story. An unexpected error in it is an error of the world."""
     if world.is_closing:
         return

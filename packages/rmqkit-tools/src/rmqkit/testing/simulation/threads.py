@@ -1,7 +1,7 @@
 """Threads, locks, events, queues and pools of simulated processes: the functions of `rmqkit.system.threads`.
 
-A thread is an `Actor` of its process. A wait gives up control until another actor changes what it waits for; the seed
-decides how soon the actor goes on, and so which of several waiting ones is first.
+Each thread is a greenlet. A wait gives up control until another thread changes the object. The seed decides how soon
+the thread goes on, and so which of several waiting threads is first.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ import concurrent.futures
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rmqkit.system.threads import Empty
-
-if TYPE_CHECKING:
-    from rmqkit.testing.simulation.world import Actor, World
+from rmqkit.testing.simulation.scheduler import Scheduler, ThreadOfControl
 
 __all__ = ["functions"]
 
 _SWITCH_SECONDS = 0.00002
 
 
-def functions(world: World) -> dict[str, Callable[..., Any]]:
+def functions(world: Scheduler) -> dict[str, Callable[..., Any]]:
     """Return the functions by their names in the seam."""
     kinds = {"Event": Event, "Lock": Lock, "RLock": RLock, "Queue": Queue, "Pool": Pool, "Thread": Thread}
     by_name: dict[str, Callable[..., Any]] = {name: functools.partial(kind, world) for name, kind in kinds.items()}
@@ -33,9 +31,9 @@ def functions(world: World) -> dict[str, Callable[..., Any]]:
 class _Waited:
     """Something that actors wait for."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Scheduler) -> None:
         self._world = world
-        self._waiters: dict[Actor, None] = {}
+        self._waiters: dict[ThreadOfControl, None] = {}
         self._chance = world.thread_chance
 
     def _wait_until(self, is_true: Callable[[], bool], timeout: float | None) -> bool:
@@ -65,7 +63,7 @@ class _Waited:
 class Lock(_Waited):
     """A lock."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Scheduler) -> None:
         super().__init__(world)
         self._owner: object = None
         self._depth = 0
@@ -110,7 +108,7 @@ class RLock(Lock):
 class Event(_Waited):
     """A flag."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Scheduler) -> None:
         super().__init__(world)
         self._is_set = False
 
@@ -131,7 +129,7 @@ class Event(_Waited):
 class Queue(_Waited):
     """An unbounded queue."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Scheduler) -> None:
         super().__init__(world)
         self._items: deque[Any] = deque()
 
@@ -157,11 +155,11 @@ class Queue(_Waited):
 class Thread:
     """A thread of the current process."""
 
-    def __init__(self, world: World, target: Callable[..., object], args: Iterable[Any] = (), *, name: str) -> None:
+    def __init__(self, world: Scheduler, target: Callable[..., object], args: Iterable[Any] = (), *, name: str) -> None:
         self._world = world
         self._target = functools.partial(target, *args)
         self._end = Event(world)
-        self._actor: Actor | None = None
+        self._actor: ThreadOfControl | None = None
         self.name = name
 
     def start(self) -> None:
@@ -185,7 +183,7 @@ class Thread:
 class _Future(concurrent.futures.Future[Any]):
     """The result of a call in a pool. ``result`` waits in the simulation."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Scheduler) -> None:
         super().__init__()
         self._done = Event(world)
         self.add_done_callback(lambda _: self._done.set())
@@ -204,7 +202,7 @@ class _Future(concurrent.futures.Future[Any]):
 class Pool(concurrent.futures.Executor):
     """A pool of threads of the current process."""
 
-    def __init__(self, world: World, max_workers: int | None = None, thread_name_prefix: str = "pool") -> None:
+    def __init__(self, world: Scheduler, max_workers: int | None = None, thread_name_prefix: str = "pool") -> None:
         self._world = world
         self._workers = max_workers or 4
         self._thread_name_prefix = thread_name_prefix

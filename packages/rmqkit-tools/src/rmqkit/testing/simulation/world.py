@@ -183,8 +183,8 @@ class Process:
         self.loop.call_soon(self._begin, main)
 
     def _begin(self, main: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        task = self.loop.create_task(main(), name=self.name)
-        task.add_done_callback(self._main_ended)
+        self._task = self.loop.create_task(main(), name=self.name)
+        self._task.add_done_callback(self._main_ended)
 
     def _main_ended(self, task: asyncio.Task[object]) -> None:
         self.ended = True
