@@ -138,6 +138,10 @@ bench: ## measurements, many beside Apache's programs; T=pop runs one
 simulate: $(STAMP) $(NATIVE) ## clusters in one process each, one for a seed, under random faults, SECONDS=600 long; a seed that fails is shrunk and printed; ARGS="--seed 17 --story" repeats one
 	@$(BIN)/python -m tests.simulation --seconds $(SECONDS) $(ARGS)
 
+.PHONY: traces
+traces: $(STAMP) ## the same simulated seeds on every CPython here; ARGS="--count 100 --busy 4"
+	@$(BIN)/python -m tests.simulation.interpreters $(ARGS)
+
 demo: $(STAMP) ## servers up, messages through, Spark jobs over the store
 	@$(BIN)/python examples/demo.py $(ARGS)
 
