@@ -180,16 +180,25 @@ MAKERS: dict[str, Maker] = {
 }
 """The kinds of faults. The values of each are explained in `tests.simulation.run`."""
 
+ACTIONS: dict[str, Maker] = {
+    "reset": lambda p, c, at: Fault(at, "reset", c.choice(list(p.groups))),
+    "queues": lambda p, c, at: Fault(at, "queues", "Plain", (c.randint(2, 6),)),
+    "settings": lambda p, c, at: Fault(at, "settings", f"broker-{c.randrange(p.brokers)}", (c.randrange(5),)),
+}
+"""The actions of an operator, which are in a plan beside the faults."""
+
 
 def _faults(plan: Plan, chance: random.Random) -> list[Fault]:
     """Return faults of a random subset of the kinds, in the order of their times."""
     kinds = [kind for kind in MAKERS if chance.random() < chance.choice([0.15, 0.5])]
-    return _some_faults(plan, chance, kinds, chance.choice([0, 3, 8, 20]) if kinds else 0)
+    faults = _some_faults(plan, chance, kinds, chance.choice([0, 3, 8, 20]) if kinds else 0)
+    actions = _some_faults(plan, chance, list(ACTIONS), chance.choice([0, 0, 1, 3]))
+    return sorted([*faults, *actions], key=lambda fault: fault.at)
 
 
 def _some_faults(plan: Plan, chance: random.Random, kinds: list[str], count: int) -> list[Fault]:
-    times = [round(chance.uniform(1.0, plan.seconds), 3) for _ in range(count)]
-    return sorted((MAKERS[chance.choice(kinds)](plan, chance, at) for at in times), key=lambda fault: fault.at)
+    makers, times = MAKERS | ACTIONS, [round(chance.uniform(1.0, plan.seconds), 3) for _ in range(count)]
+    return sorted((makers[chance.choice(kinds)](plan, chance, at) for at in times), key=lambda fault: fault.at)
 
 
 def with_kinds(plan: Plan, kinds: list[str], count: int = 8) -> Plan:

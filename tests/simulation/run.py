@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.testing.simulation import Cluster, Server, World
-from tests.simulation import oracles
+from tests.simulation import operators, oracles
 from tests.simulation.clients import ORDERED, TOPICS, TOPICS_OF, ClientProcess, Keys, consumer_main, produce
 from tests.simulation.ledger import Ledger
 from tests.simulation.plan import Fault, Plan, plan_of
@@ -294,5 +294,8 @@ _BEFALL: dict[str, Callable[[Run, Fault], object]] = {
     ),
     "slow disk": lambda run, fault: run.world.machine(fault.target).disk.slow(fault.values[0]),
     "clock": _clock,
+    "reset": lambda run, fault: operators.reset(run, fault.target),
+    "queues": lambda run, fault: operators.widen(run, fault.target, int(fault.values[0])),
+    "settings": lambda run, fault: operators.configure(run, fault.target, int(fault.values[0])),
 }
 """What each kind of fault does with its values: seconds until a restart or the end, or a number of calls."""
