@@ -39,6 +39,7 @@ SMALL: dict[str, object] = {
     "maxHashSlotNum": 500,
     "maxIndexNum": 400,
     "fileReservedTime": 100_000,
+    "adminAllowedAddresses": "10.0.0.0/16",
 }
 """The default settings of a simulated broker: small files, so that a short run has many."""
 
