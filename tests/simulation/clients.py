@@ -115,7 +115,9 @@ async def produce(client: ClientProcess) -> None:
     producer = TransactionProducer("P", run.cluster.addresses, execute=execute, check=check, settings=settings)
     async with producer:
         # Brokers ask only producers that know them, from a send: a restarted producer may have nothing more to send.
-        await _send(producer, run, chance, Kind.PLAIN)
+        # Without a route the send fails, for example because the name server restarted, too: the producer tries again.
+        while not client.stops.is_set() and not await _send(producer, run, chance, Kind.PLAIN):
+            await _pause(client.stops, _RESTART_SECONDS)
         while not client.stops.is_set() and run.is_sending:
             await _send(producer, run, chance, plan.kinds[chance.randrange(len(plan.kinds))])
             await _pause(client.stops, plan.pace * (0.5 + chance.random()))
@@ -130,7 +132,8 @@ async def _pause(stops: asyncio.Event, seconds: float) -> None:
         return
 
 
-async def _send(producer: TransactionProducer, run: Run, chance: random.Random, kind: Kind) -> None:
+async def _send(producer: TransactionProducer, run: Run, chance: random.Random, kind: Kind) -> bool:
+    """Send a message or a batch. Return True if a broker acknowledged it."""
     ledger, world = run.ledger, run.world
     topic = {Kind.ORDERED: ORDERED, Kind.LEVEL: DELAYED, Kind.TIMED: DELAYED}.get(kind, TOPIC)
     sizes = [chance.randrange(run.plan.body_bytes) for _ in range(_BATCH if kind is Kind.BATCH else 1)]
@@ -144,7 +147,7 @@ async def _send(producer: TransactionProducer, run: Run, chance: random.Random, 
             case Kind.ONE_WAY:
                 await producer.send_one_way(first)
                 ledger.failed(some[0], RmqError("one-way"))
-                return
+                return False
             case Kind.COMMITTED | Kind.ROLLED_BACK:
                 result = (await producer.send_in_transaction(first)).sent
             case _:
@@ -153,9 +156,10 @@ async def _send(producer: TransactionProducer, run: Run, chance: random.Random, 
     except RmqError as error:
         for one in some:
             ledger.failed(one, error)
-        return
+        return False
     for i, one in enumerate(some):
         ledger.acknowledged(one, result, i)
+    return True
 
 
 def _set_order_and_time(message: Message, one: Sent, kind: Kind, chance: random.Random, now: float) -> None:

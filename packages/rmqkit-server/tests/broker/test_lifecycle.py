@@ -16,6 +16,7 @@ from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.errors import StoreUnavailable
 from rmqkit.remoting.listening import ListenFailed
+from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
 from tests.ports import free_port
 
@@ -102,6 +103,16 @@ async def test_the_order_of_a_stop_is_this_table(tmp_path, monkeypatch, settings
     await it.stop()
     assert without_rounds(lifecycle.stopped) == stops
     assert [stage for stage, _ in lifecycle.stopped] == sorted(stage for stage, _ in lifecycle.stopped)
+
+
+@pytest.mark.parametrize("is_flushed", [True, False])
+async def test_consumer_offsets_are_written_only_when_the_log_is_on_the_disk(tmp_path, monkeypatch, is_flushed):
+    monkeypatch.setattr(MessageStore, "flush_log", lambda store: is_flushed)
+    one = broker(tmp_path, Lifecycle(), monkeypatch)
+    await one.start()
+    one.context.offsets.commit("g", "T", 0, 5)
+    await one.stop()
+    assert (tmp_path / "config" / "consumerOffset.json").exists() == is_flushed
 
 
 async def test_a_step_that_fails_keeps_no_other_from_being_done(tmp_path, monkeypatch):

@@ -169,6 +169,25 @@ def test_queues_and_checkpoint_are_flushed_by_themselves(tmp_path: Path) -> None
         assert not store.queues.dirty
 
 
+def test_a_caller_can_flush_the_log_itself(tmp_path: Path, gate: Gate) -> None:
+    with opened(tmp_path / "s", sync_settings()) as store:
+        end = put_all(store, message())[0].end_offset
+        assert store.flush_log()
+        assert store.durable_offset == end
+        gate.count = 0
+        assert store.flush_log(), "everything is on the disk"
+        assert gate.count == 0
+
+
+def test_a_caller_sees_that_the_log_cannot_be_flushed(tmp_path: Path, gate: Gate) -> None:
+    with opened(tmp_path / "s", sync_settings()) as store:
+        put_all(store, message())
+        gate.error = OSError(errno.EIO, "Input/output error")
+        assert not store.flush_log()
+        assert store.durable_offset == 0
+        gate.error = None
+
+
 # ---- a disk that refuses
 
 

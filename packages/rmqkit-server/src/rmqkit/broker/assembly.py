@@ -151,6 +151,7 @@ class Assembly:
         filters = FilterTable(folder, settings, clock)
         long_polling = LongPolling(clock)
         store = self._make_store(topics, filters)
+        offsets.flush_log = store.flush_log
         self._on_readable.append(long_polling.arrived)
         archive = self._make_archive(store) if store_settings.archive else None
         pop: PopService | None = None

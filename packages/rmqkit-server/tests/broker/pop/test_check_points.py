@@ -379,6 +379,25 @@ def test_a_restart_reads_what_is_pending_from_the_record_after_the_committed_one
     assert broker.loaded().pending == {other: {8}}, "record 1 is the second check point"
 
 
+@pytest.mark.parametrize("committed", [2, 3, 9])
+def test_a_revive_offset_whose_records_a_power_cut_took_is_lowered_to_the_last_record(broker, committed):
+    broker.log.ack({broker.popped(1): [1]})
+    broker.offsets.commit(REVIVE_GROUP, REVIVE, 0, committed)
+    broker.log = broker.loaded()
+    assert broker.offsets.get(REVIVE_GROUP, REVIVE, 0) == 1
+    key = broker.popped(5)
+    assert broker.committed() == 1
+    assert broker.loaded().pending == {key: {5}}
+
+
+def test_a_revive_offset_of_an_empty_queue_is_no_offset(broker):
+    broker.offsets.commit(REVIVE_GROUP, REVIVE, 0, 0)
+    broker.log = broker.loaded()
+    assert broker.offsets.get(REVIVE_GROUP, REVIVE, 0) is None
+    key = broker.popped(5)
+    assert broker.loaded().pending == {key: {5}}
+
+
 def test_own_records_are_not_read_again_and_those_of_others_are(broker):
     broker.popped(1)
     broker.put("ck", check_point(10))

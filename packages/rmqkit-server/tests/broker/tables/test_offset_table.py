@@ -95,6 +95,37 @@ def test_a_commit_is_written_with_the_next_snapshot_and_a_snapshot_does_not_chan
     assert snapshot == ConsumerOffsets(DataVersion(0, 0, 0), {"g": ["T"]}, {"T@g": {0: 5}})
 
 
+def test_the_file_stays_as_it_is_while_the_log_cannot_be_flushed(table: OffsetTable, tmp_path: Path) -> None:
+    path = tmp_path / "consumerOffset.json"
+    table.commit(*QUEUE, 5)
+    table.persist()
+    before, table.flush_log = path.read_bytes(), lambda: False
+    table.commit(*QUEUE, 6)
+    table.persist()
+    assert path.read_bytes() == before
+    assert table.is_dirty
+    table.flush_log = lambda: True
+    table.persist()
+    assert loads(path.read_bytes())["offsetTable"] == {"T@g": {"0": 6}}
+    assert not table.is_dirty
+
+
+def test_the_time_of_the_file_is_that_before_the_flush_of_the_log(tmp_path: Path) -> None:
+    clock, path = StandingClock(), tmp_path / "consumerOffset.json"
+
+    def flush() -> bool:
+        clock.ms += 3_600_000
+        return True
+
+    table = OffsetTable(tmp_path, clock)
+    table.commit(*QUEUE, 5)
+    table.persist()
+    without_wait = path.stat().st_mtime
+    table.flush_log = flush
+    table.persist()
+    assert without_wait - 3700 < path.stat().st_mtime < without_wait - 2400
+
+
 def test_a_table_that_is_no_longer_copied_has_a_newer_version(tmp_path: Path) -> None:
     clock = StandingClock()
     clock.ms = 77

@@ -549,6 +549,14 @@ class MessageStore:
         pending."""
         self.flusher.request()
 
+    def flush_log(self) -> bool:
+        """Make everything put so far durable. Return False if the disk refuses. Any thread can call this. Messages in
+        the transient store pool are not readable yet, and are not flushed."""
+        end = self.log.committed_offset
+        if self.durable_offset < end:
+            self.flusher.flush_log()
+        return self.durable_offset >= end
+
     def dispatch(self) -> bool:
         """Make messages readable: the durable messages under SYNC_FLUSH, otherwise the committed messages.
         The owner calls it after ``on_durable`` (SYNC_FLUSH) or ``on_committed``. Reads call it, too. It has no effect

@@ -13,6 +13,7 @@ from rmqkit.protocol.properties import java_hash
 from rmqkit.protocol.schemas.brokers import TimerCheckpoint
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.timer import check as timer_check
+from rmqkit.store.timer.check import Damage
 from rmqkit.store.timer.files import CHECKPOINT_FILE_BYTES, TimerFiles, load_timer_checkpoint, save_timer_checkpoint
 from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, Unit
 from rmqkit.store.timer.wheel import SLOT_COUNT, WHEEL_BYTES, Slot, TimerWheel
@@ -258,6 +259,28 @@ def test_a_log_that_is_missing_has_the_topic_read_from_its_start(tmp_path, caplo
     assert again.wheel.slot(NOW_MS + 1000) is None
     assert "from its start" in caplog.text
     again.close()
+
+
+def test_a_log_without_units_is_not_missing_after_messages_that_a_master_delivered(tmp_path):
+    files = files_in(tmp_path)
+    flush(files, queue_offset=7)
+    files.close()
+    again = files_in(tmp_path)
+    again.load()
+    assert again.check(None) == (Damage.NONE, "")
+    assert again.recover(lambda unit: None) == 7
+    assert not again.is_lost
+    assert again.add([unit(5, 1)]) == 1
+    flush(again, queue_offset=8)
+    assert chain(again, 5) == [1]
+    again.close()
+
+
+def test_a_timer_without_messages_has_no_log(tmp_path):
+    files = files_in(tmp_path)
+    flush(files)
+    assert not files.log.queue.files
+    files.close()
 
 
 def test_a_record_that_the_commit_log_lost_ends_the_timer_log(tmp_path):

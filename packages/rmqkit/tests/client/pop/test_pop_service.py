@@ -100,6 +100,23 @@ async def test_a_failure_is_redelivered_after_the_step_of_its_count():
         assert sorted(cluster.pop.changed) == [(0, 10_000), (1, 180_000), (2, 120_000), (3, 70)]
 
 
+async def test_a_failure_of_a_queue_that_was_released_meanwhile_is_redelivered():
+    goes_on, begun = asyncio.Event(), asyncio.Event()
+
+    async def handle(message) -> None:
+        begun.set()
+        await goes_on.wait()
+        raise ValueError("no")
+
+    async with PopCluster(popped(*records(0))) as cluster, handling(cluster, handle) as consumer:
+        await begun.wait()
+        (process_queue,) = coordinator_of(consumer).process_queues.values()
+        process_queue.release()
+        goes_on.set()
+        await until(lambda: cluster.pop.changed == [(0, 10_000)], "the message is delivered again later")
+        assert len(process_queue) == 0  # nothing renews its invisible time
+
+
 async def test_a_message_that_its_handler_suspends_never_becomes_a_dead_letter():
     seen = Seen(failing={0: ConsumeLater(delay=0.07, suspend=True), 1: ConsumeLater(delay=0.07)})
     answer = popped(record(0, reconsume=2), record(1, reconsume=1))

@@ -135,7 +135,12 @@ class CheckPointStore:
         self._revive_queue_ids = itertools.cycle(range(queue_count))
         for queue_id in range(queue_count):
             committed = self._offsets.get(REVIVE_GROUP, self._topic, queue_id)
-            low = self._store.min_offset(self._topic, queue_id)
+            low, high = self._store.bounds(self._topic, queue_id)
+            if committed is not None and committed >= high:
+                # A power cut took the records up to this offset. New records get the same offsets: the next start has
+                # to read them.
+                committed = high - 1
+                self._offsets.commit(REVIVE_GROUP, self._topic, queue_id, committed)
             # The committed offset is the offset of the last completed record, as in Apache's revive service. Read from
             # the next record.
             self._read[queue_id] = low if committed is None else max(low, committed + 1)

@@ -4,6 +4,10 @@ A consumer offset is the offset of the next message to consume. A commit may be 
 table is written every few seconds and at stop, so a crash repeats only the messages of a few seconds. Resets and pull
 offsets are only in memory. Use this module only on the event loop.
 
+The log is flushed before the file is written. An offset of POP counts messages as delivered whose check points are in
+the log, or as redelivered whose copies are in the log. If a power cut left the offset without these records, the
+messages would be lost. If the log cannot be flushed, the file stays as it is.
+
 A reset by an operator is pending until the current owner of the queue follows it. Meanwhile the broker ignores commits
 of clients. After a rebalance, the broker may still hold a pull of the former owner. This client ignores the answer, so
 the answer alone does not complete a reset:
@@ -65,7 +69,11 @@ class _Reset:
 
 
 class OffsetTable(LazyTable):
-    """The consumer offsets: ``topic@group`` → queue id → next offset."""
+    """The consumer offsets: ``topic@group`` → queue id → next offset.
+
+    Attributes:
+        flush_log: makes the log durable before the file is written. It returns False if the disk refuses.
+    """
 
     def __init__(self, folder: Path, clock: Clock, *, has_light: bool = False) -> None:
         super().__init__(folder / ("lmqConsumerOffset.json" if has_light else _FILE))
@@ -78,6 +86,7 @@ class OffsetTable(LazyTable):
         self._commits = 0
         self._asked_ms: int | None = None
         self._snapshot_asked_ms: int | None = None
+        self.flush_log: Callable[[], bool] = lambda: True
 
     def load(self) -> None:
         stored: ConsumerOffsets | None
@@ -98,12 +107,18 @@ class OffsetTable(LazyTable):
         self._asked_ms = disk.modified_ms(path) if disk.exists(path) else 0
 
     def write(self, snapshot: ConsumerOffsets) -> None:
-        asked_ms = self._snapshot_asked_ms
+        asked_ms, began_ms = self._snapshot_asked_ms, self._clock.monotonic_ms()
+        if not self.flush_log():
+            self._is_dirty = True
+            return
+        waited_ms = int(self._clock.monotonic_ms() - began_ms)
         super().write(snapshot)
+        # The file's time is the time of the snapshot. After a crash before these lines the file has the current time:
+        # messages popped after the snapshot are popped again.
         if asked_ms is not None:
-            # After a crash before this line the file has the current time: messages popped after the copy are popped
-            # again.
             disk.set_modified_ms(self._file.path, asked_ms)
+        elif waited_ms:
+            disk.set_modified_ms(self._file.path, disk.modified_ms(self._file.path) - waited_ms)
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """Return a group's offset, or None. Go and Node clients commit -1 for an empty queue: this is not an offset."""

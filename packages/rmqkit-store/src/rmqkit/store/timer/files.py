@@ -94,7 +94,11 @@ class TimerFiles:
         log lost the message, and -1 if retention deleted it. ``total``: number of waiting messages in
         config/timermetrics, if known.
         Raises OSError: a file cannot be written."""
-        log, flushed, next_offset = self.log, self.checkpoint.last_timer_log_flush_position, self._next_offset
+        log, flushed, next_offset = (
+            self.log,
+            self.checkpoint.last_timer_log_flush_position,
+            _next_offset(self.checkpoint),
+        )
         damage, self.fault = self.check(total)
         self.is_lost = damage is Damage.LOG
         if self.is_lost:
@@ -132,7 +136,7 @@ class TimerFiles:
         self.waiting = None
         if read_ms == 0 and log.unit(max(log.queue.min_offset, 0)) is not None:  # also after a kill in the first second
             return Damage.LOG, f"{self._path} does not say what was delivered"
-        if not self._reaches(flushed) or (not log.queue.files and self._next_offset > 0):
+        if not self._reaches(flushed) or (not log.queue.files and _next_offset(self.checkpoint) > 0):
             return Damage.LOG, f"the log ends before {flushed}, the flushed offset in {self._path}"
         if (
             self._has_wheel
@@ -197,8 +201,13 @@ class TimerFiles:
         return len(linked)
 
     def take(self, checkpoint: TimerCheckpoint) -> None:
-        """Take a snapshot of the wheel and the progress of the timer for the next `write`."""
+        """Take a snapshot of the wheel and the progress of the timer for the next `write`.
+        Raises OSError: a file cannot be written, and no snapshot was taken."""
         assert self._taken is None, "write() has finished"
+        if not self.log.queue.files and _next_offset(checkpoint) > 0:
+            # A slave makes no units of messages that its master has delivered. Without a file the log would count as
+            # lost: a start would read the timer topic again, and `rmq store verify` would report damage.
+            self.log.place()
         self.wheel.take()
         # Use the present end: `write` may miss units that the owner adds while `write` runs, so the checkpoint must not
         # include them.
@@ -230,11 +239,6 @@ class TimerFiles:
             return 0 <= position <= self.log.end
         return position > 0 and self.log.unit(position - UNIT_BYTES) is not None
 
-    @property
-    def _next_offset(self) -> int:
-        checkpoint = self.checkpoint
-        return min(checkpoint.last_timer_queue_offset, checkpoint.master_timer_queue_offset)
-
     def _link(self, position: int, unit: Unit) -> None:
         slot = self.wheel.slot(unit.time_ms)
         if slot is None:
@@ -247,6 +251,11 @@ class TimerFiles:
         if slot is not None and slot.last == position:
             first = NONE if unit.previous == NONE else slot.first
             self.wheel.put(slot._replace(first=first, last=unit.previous, pending=slot.pending - unit_weight(unit)))
+
+
+def _next_offset(checkpoint: TimerCheckpoint) -> int:
+    """Return the queue offset of the next message of the timer topic to put on the wheel."""
+    return min(checkpoint.last_timer_queue_offset, checkpoint.master_timer_queue_offset)
 
 
 def load_timer_checkpoint(path: Path) -> TimerCheckpoint:

@@ -471,8 +471,10 @@ class ConcurrentConsumeService:
             self.consumed(process_queue, *others)
         elif others:
             self._ready.put_nowait((process_queue, others))  # the handler was not called with these messages yet
-        # If a message is missing here, it has expired and was sent back, or another member owns the queue.
-        failed = [message for message in failed if message in process_queue and not process_queue.is_released]
+        # If a message is missing here, it has expired and was sent back, or another member owns the queue. A popped
+        # message has no other owner: if this member ignored the failure, it would continue to renew the invisible time.
+        is_ours = process_queue.is_popped or not process_queue.is_released
+        failed = [message for message in failed if is_ours and message in process_queue]
         if not failed:
             return
         log_failure(failed, error)
