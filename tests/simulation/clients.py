@@ -137,7 +137,9 @@ async def _send(producer: TransactionProducer, run: Run, chance: random.Random, 
     ledger, world = run.ledger, run.world
     topic = {Kind.ORDERED: ORDERED, Kind.LEVEL: DELAYED, Kind.TIMED: DELAYED}.get(kind, TOPIC)
     sizes = [chance.randrange(run.plan.body_bytes) for _ in range(_BATCH if kind is Kind.BATCH else 1)]
-    some = [ledger.begin(topic, kind, world.now, size) for size in sizes]
+    sender = world.current_process
+    assert sender is not None, "a process sends"
+    some = [ledger.begin(topic, kind, world.now, size, f"{sender.name} {sender.number}") for size in sizes]
     messages = [Message(topic=topic, body=one.body, keys=[f"k{one.number}"]) for one in some]
     first = messages[0]
     try:

@@ -45,8 +45,8 @@ class Sent:
     """One message.
 
     Attributes:
-        due_ms: wall time of the broker before which the message must not be delivered, or 0.
-        due: the same in seconds of the world.
+        sender: the process that sends it.
+        due: seconds of the world before which the message must not be delivered, or 0.
         place: where it was stored, if the answer says it and the message is not moved later.
     """
 
@@ -55,6 +55,7 @@ class Sent:
     kind: Kind
     body: bytes
     at: float
+    sender: str = ""
     state: State = State.RUNNING
     place: Place | None = None
     due: float = 0.0
@@ -86,11 +87,11 @@ class Ledger:
     by_place: dict[Place, int] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
 
-    def begin(self, topic: str, kind: Kind, at: float, size: int) -> Sent:
+    def begin(self, topic: str, kind: Kind, at: float, size: int, sender: str) -> Sent:
         """Note a send before it begins."""
         number = len(self.sent) + 1
         body = b"%d " % number + bytes((number * 7 + i) % 251 for i in range(size))
-        one = self.sent[number] = Sent(number, topic, kind, body, at)
+        one = self.sent[number] = Sent(number, topic, kind, body, at, sender)
         return one
 
     def acknowledged(self, one: Sent, result: SendResult, index: int = 0) -> None:

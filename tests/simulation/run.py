@@ -21,7 +21,7 @@ from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.testing.simulation import Cluster, Server, World
 from tests.simulation import operators, oracles
 from tests.simulation.clients import ORDERED, TOPICS, TOPICS_OF, ClientProcess, Keys, consumer_main, produce
-from tests.simulation.ledger import Ledger
+from tests.simulation.ledger import Ledger, State
 from tests.simulation.plan import Fault, Plan, plan_of
 
 _START_SECONDS = 30.0
@@ -164,7 +164,11 @@ class Run:
             if kind != "broadcast"
         ):
             return False
-        return self._logs_equal()
+        return self._logs_equal() and not self._is_anything_being_sent()
+
+    def _is_anything_being_sent(self) -> bool:
+        alive = {f"{process.name} {process.number}" for process in self.world.processes if process.is_alive}
+        return any(one.state is State.RUNNING and one.sender in alive for one in self.ledger.sent.values())
 
     def _stop(self) -> bool:
         self.watch.end()
