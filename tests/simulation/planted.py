@@ -359,9 +359,18 @@ PLANTED = (
         "slave ahead of the master",
         _slave_ahead,
         "has flushed it up to",
-        5,
+        6,
         _with_faults(
-            "slow disk", *_POWER, slaves=1, brokers=1, producers=6, pace=0.03, seconds=6.0, kinds=[Kind.PLAIN]
+            "slow disk",
+            *_POWER,
+            slaves=1,
+            brokers=1,
+            producers=6,
+            pace=0.03,
+            groups={"G-push": "push"},
+            members=1,
+            seconds=6.0,
+            kinds=[Kind.PLAIN],
         ),
     ),
     Planted(
