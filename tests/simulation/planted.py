@@ -82,13 +82,14 @@ def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 def find(planted: Planted, *, first: int = 1, seconds: float = SECONDS) -> tuple[Plan, Outcome, float] | None:
     """Run seeds until one shows the fault. Return its plan, its outcome and the CPU seconds spent, or None."""
     began, seed = time.process_time(), first
-    with planted.plant():
-        while time.process_time() - began < seconds:
-            plan = planted.plan(seed)
+    while time.process_time() - began < seconds:
+        plan = planted.plan(seed)
+        with planted.plant():
             outcome = Run(plan).execute()
-            if planted.finding(outcome) is not None:
-                return plan, outcome, time.process_time() - began
-            seed += 1
+        # A run that fails in the same way without the fault shows another one.
+        if planted.finding(outcome) is not None and planted.finding(Run(plan).execute()) is None:
+            return plan, outcome, time.process_time() - began
+        seed += 1
     return None
 
 
