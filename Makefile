@@ -112,6 +112,10 @@ screenshots: $(STAMP) ## pictures of every page of the web console, light and da
 examples: $(STAMP) ## twenty times the examples of each property, new ones in each run, and faults by new seeds: an hour; ARGS="packages/rmqkit-store" for a package
 	@$(PYTEST) --hypothesis-profile=long -m "(hypothesis or faults) and not spark" --ignore=tests/interop --timeout=3600 $(ARGS)
 
+.PHONY: planted
+planted: $(STAMP) ## plant twelve faults one by one, and search for each with simulated clusters: at most two minutes of CPU for each; ARGS="timer POP" for some
+	@$(BIN)/python -W ignore -m tests.simulation.planted $(ARGS)
+
 .PHONY: loop-held
 loop-held: $(STAMP) ## every request and every periodic round at its bounds: how long each holds a server's event loop; ARGS="--codes 34,41"
 	@$(BIN)/python -m tests.rounds_held

@@ -8,13 +8,17 @@ nothing strange, changed or rolled     at each call of a handler (`Ledger.arrive
 a dedupe handles nothing twice         at the end, if no member was killed or paused
 nothing is delivered early             at the end, for each arrival of a delayed message, if no clock was moved
 order in a queue                       at the end, for ordered groups: no message is skipped
+one member handles a queue in order    at the end, for ordered groups, if no broker lost its locks
 offsets never pass what was not        twice a second, in the tables of the brokers
   handled
 tasks, connections and files bounded   twice a second
 everything acknowledged is delivered   after the healing, within a bound
-everything acknowledged is stored      on the disks, after a clean stop, in the log, at its place, byte for byte
-a half message ends once               the same; a broker that died between the two records may repeat it
+everything acknowledged is stored      on the disks, after a clean stop, at its place, byte for byte: in the log, or,
+                                         if it is older than the log, in a whole segment of the archive
+a half message ends once               the same; after a fault, a broker or a producer may have repeated it
 masters and slaves are one history     the same: the slave's log is the beginning of the master's
+a slave has nothing that its master    twice a second, with SYNC_FLUSH
+  can lose
 the store is sound                     the same, with the checks of ``rmq store verify``
 =====================================  ================================================================================
 """
@@ -23,15 +27,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rmqkit.errors import StoreError
 from rmqkit.protocol.message import ReceivedMessage, read_messages
 from rmqkit.protocol.record import BLANK_BYTES
+from rmqkit.store.archive.archive import segments_in
+from rmqkit.store.archive.places import Folder
+from rmqkit.store.archive.segment import SegmentFile, blocks_of
 from rmqkit.store.offline import check as fsck
 from rmqkit.testing.simulation import BrokerServer, Cluster
 from tests.simulation.clients import TOPICS, TOPICS_OF
-from tests.simulation.ledger import Kind, Place, State, number_of
+from tests.simulation.ledger import Arrival, Kind, Place, State, number_of
 
 if TYPE_CHECKING:
     from tests.simulation.run import Run
@@ -41,15 +50,20 @@ _TASKS_MAX = 600
 _CONNECTIONS_MAX = 300
 _FILES_MAX = 2000
 _SHOWN = 3
+_ENDS_OF_LOCKS = ("kill", "kill at call", "power", "power at call", "restart", "failing", "full")
 
 
 def has_caught_up(cluster: Cluster, slave: BrokerServer) -> bool:
     """Return True if a slave's log ends where its master's log ends."""
-    master = next(one for one in cluster.masters if one.settings["brokerName"] == slave.settings["brokerName"])
+    master = _master_of(cluster, slave)
     if master.broker is None or slave.broker is None:
         return False
     ours, theirs = slave.broker.context.store, master.broker.context.store
     return ours.max_physical_offset == theirs.max_physical_offset
+
+
+def _master_of(cluster: Cluster, slave: BrokerServer) -> BrokerServer:
+    return next(one for one in cluster.masters if one.settings["brokerName"] == slave.settings["brokerName"])
 
 
 def reports_divergence(run: Run, slave: BrokerServer) -> bool:
@@ -79,6 +93,7 @@ class Watch:
         self._is_on = False
         self._look_at_times()
         self._look_at_order()
+        self._look_at_locks()
         self._look_at_repeats()
 
     def _look(self) -> None:
@@ -87,6 +102,8 @@ class Watch:
         for server in self._run.cluster.masters:
             if server.is_running and server.broker is not None:
                 self._look_at_offsets(server)
+        for slave in self._run.cluster.slaves:
+            self._look_at_slave(slave)
         self._look_at_bounds()
         self._run.world.after(_LOOK_SECONDS, self._look)
 
@@ -104,6 +121,15 @@ class Watch:
                         if number is not None and not self._was_handled(group, number):
                             said = f"{group} committed {committed} of {topic}-{queue_id}, and {number} at {offset}"
                             self._find(f"{said} was not handled")
+
+    def _look_at_slave(self, slave: BrokerServer) -> None:
+        """Find a slave with a part of the log that its master would lose with its power."""
+        master = _master_of(self._run.cluster, slave)
+        if master.broker is None or slave.broker is None or master.settings["flushDiskType"] != "SYNC_FLUSH":
+            return
+        has, is_safe = slave.broker.context.store.max_physical_offset, master.broker.context.store.durable_offset
+        if has > is_safe:
+            self._find(f"{slave.name} has the log up to {has}, and {master.name} has flushed it up to {is_safe}")
 
     def _was_handled(self, group: str, number: int) -> bool:
         return any(arrival.ended is not None for arrival in self._run.ledger.by_number[group].get(number, ()))
@@ -147,6 +173,30 @@ class Watch:
                 else:
                     self._find(f"{group} got {arrival.place} before {min(skipped)}")
                     return
+
+    def _look_at_locks(self) -> None:
+        """Find two members of an ordered group that handled messages of one queue at the same time. A broker has its
+        locks in memory only, so a broker that died or stopped may give a lock to another member."""
+        run = self._run
+        if any(fault.kind in _ENDS_OF_LOCKS and fault.target in run.plan.servers for fault in run.plan.faults):
+            return
+        for group in (name for name, kind in run.plan.groups.items() if kind == "ordered"):
+            queues: defaultdict[tuple[str, int], list[Arrival]] = defaultdict(list)
+            for arrival in run.ledger.arrivals[group]:
+                if arrival.ended is not None and not arrival.is_retried:
+                    queues[arrival.place.broker, arrival.place.queue_id].append(arrival)
+            for queue, arrivals in queues.items():
+                self._look_at_members(group, queue, sorted(arrivals, key=lambda one: one.at))
+
+    def _look_at_members(self, group: str, queue: tuple[str, int], arrivals: list[Arrival]) -> None:
+        last: Arrival | None = None
+        for one in arrivals:
+            if last is not None and last.ended is not None and one.at < last.ended and one.member != last.member:
+                said = f"{one.member} and {last.member} of {group} handled queue {queue[1]} of {queue[0]} at once"
+                self._find(f"{said}: {one.number} at {one.at:.3f} s, and {last.number} until {last.ended:.3f} s")
+                return
+            if last is None or last.ended is None or (one.ended or 0.0) > last.ended:
+                last = one
 
     def _look_at_repeats(self) -> None:
         """Find messages that a group with a dedupe handled twice, though no member died or stood still."""
@@ -196,19 +246,37 @@ def judge_disks(run: Run, folder: Path) -> list[str]:
             findings.append(f"{server.name}: verify finds {'; '.join(map(str, problems[:_SHOWN])) or 'an abort file'}")
         logs[server.name] = {path.name: path.read_bytes() for path in sorted((root / "commitlog").iterdir())}
     for master in run.cluster.masters:
-        findings += _judge_log(run, master, logs[master.name])
+        old = archived(folder / master.name, str(master.settings["brokerName"]))
+        findings += _judge_log(run, master, logs[master.name], old)
     for slave in (one for one in run.cluster.slaves if one.name not in run.diverged):
         name = str(slave.settings["brokerName"])
         findings += _compare(name, logs[name], slave.name, logs[slave.name])
     return findings
 
 
-def _judge_log(run: Run, master: BrokerServer, log: dict[str, bytes]) -> list[str]:
-    """Compare the log of a master with what its clients know."""
+def archived(folder: Path, name: str) -> dict[int, bytes]:
+    """Return the content of the whole segments of a broker's archive, by the start of their log file."""
+    place = Folder(folder / "archive" / name)
+    found: dict[int, bytes] = {}
+    for segment_name, size in sorted(segments_in(place).items()):
+        try:
+            segment = SegmentFile(segment_name, partial(place.read, segment_name), size)
+            segment.check_footer()
+            found[segment.directory.start] = b"".join(content for *_, content in blocks_of(segment))
+        except StoreError:
+            continue
+    return found
+
+
+def _judge_log(run: Run, master: BrokerServer, log: dict[str, bytes], old: dict[int, bytes]) -> list[str]:
+    """Compare the log of a master with what its clients know. ``old``: the segments of its archive, of which those are
+    looked at whose log file is deleted."""
     ledger, findings, name = run.ledger, [], str(master.settings["brokerName"])
     stored: dict[Place, int] = {}
     copies: Counter[int] = Counter()
-    for record in messages_of(log):
+    begin = int(min(log, default="0"))
+    segments = {f"{start:020d}": content for start, content in old.items() if start < begin}
+    for record in messages_of(segments | log):
         if record.topic not in TOPICS:
             continue
         number = number_of(record.body)
@@ -225,7 +293,7 @@ def _judge_log(run: Run, master: BrokerServer, log: dict[str, bytes]) -> list[st
             findings.append(f"{one.number} was acknowledged at {one.place} and is not there")
         if one.kind is Kind.ROLLED_BACK and copies[one.number]:
             findings.append(f"{one.number} was rolled back and is stored")
-        if one.kind is Kind.COMMITTED and copies[one.number] > 1 and not master.deaths and not run.befallen:
+        if one.kind is Kind.COMMITTED and copies[one.number] > 1 and not run.befallen and not master.failures:
             findings.append(f"{one.number} was committed {copies[one.number]} times")
         is_committed = one.kind is Kind.COMMITTED and one.state is State.ACKNOWLEDGED
         if is_committed and run.plan.brokers == 1 and not copies[one.number]:

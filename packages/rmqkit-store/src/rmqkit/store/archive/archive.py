@@ -35,7 +35,6 @@ import itertools
 import logging
 import re
 import shlex
-import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
@@ -54,6 +53,7 @@ from rmqkit.store.archive.segment import Block, Directory, PlaceOf, Queue, Segme
 from rmqkit.store.index.file import key_hash, keys_of
 from rmqkit.store.log.scan import pulled
 from rmqkit.store.reader import GetResult, GetStatus
+from rmqkit.system import threads
 
 __all__ = ["Archive", "Found", "Owner", "segment_name", "segments_in"]
 
@@ -172,8 +172,8 @@ class Archive:
     def __init__(self, place: Place, owner: Owner | None = None) -> None:
         self.place = place
         self._owner = owner
-        self._listing = threading.Lock()
-        self._lock = threading.Lock()
+        self._listing = threads.Lock()
+        self._lock = threads.Lock()
         self._segments: list[_Known] = []
         self._queues: dict[tuple[str, int], _Numbers] = {}
         self.changes = 0

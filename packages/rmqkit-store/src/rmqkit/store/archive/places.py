@@ -7,6 +7,7 @@ missing. `place_of` returns the place of a setting.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from rmqkit import extras
 from rmqkit.errors import StoreError
 from rmqkit.store.files import make_directory, sync_directory
-from rmqkit.system import disk
+from rmqkit.system import disk, process
 
 __all__ = ["Folder", "Objects", "Place", "place_at", "place_of"]
 
@@ -65,37 +66,56 @@ class Folder:
         return f"file://{self._path.absolute()}"
 
     def names(self) -> dict[str, int]:
-        if not self._path.exists():
+        if not disk.exists(self._path):
             return {}
-        with os.scandir(self._path) as entries:
-            return {one.name: one.stat().st_size for one in entries if not one.name.endswith(_PART) and one.is_file()}
+        return {name: size for name, size in disk.file_sizes(self._path) if not name.endswith(_PART)}
 
     def read(self, name: str, position: int, size: int) -> bytes:
-        descriptor = os.open(self._path / name, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = disk.open(self._path / name, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.pread(descriptor, size, position)
+            return disk.pread(descriptor, size, position)
         finally:
-            os.close(descriptor)
+            disk.close(descriptor)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
         make_directory(self._path)
-        for left in self._path.glob(f"{name}.*{_PART}"):  # left by a process that was killed
-            # If only the broker was killed, its sealing process may still run: its rename then fails.
-            left.unlink(missing_ok=True)
-        part = self._path / f"{name}.{os.getpid()}{_PART}"
+        for left in disk.names(self._path):
+            if left.startswith(f"{name}.") and left.endswith(_PART):  # left by a process that was killed
+                # If only the broker was killed, its sealing process may still run: its rename then fails.
+                disk.remove(self._path / left, missing_ok=True)
+        part = self._path / f"{name}.{process.number()}{_PART}"
         try:
-            with part.open("wb") as file:
-                yield file
-                file.flush()
+            descriptor = disk.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            try:
+                with io.BufferedWriter(_Appended(descriptor)) as file:
+                    yield file
                 # Sync the bytes before the rename, and the name before the caller reports the segment. Retention
                 # deletes the log file after the report: a power cut must not leave an incomplete segment instead.
-                disk.sync_file(file.fileno())
-            part.rename(self._path / name)
+                disk.sync_file(descriptor)
+            finally:
+                disk.close(descriptor)
+            disk.rename(part, self._path / name)
         except BaseException:
-            part.unlink(missing_ok=True)
+            disk.remove(part, missing_ok=True)
             raise
         sync_directory(self._path)
+
+
+class _Appended(io.RawIOBase):
+    """An open file of the disk to which bytes are appended. The caller closes the descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        written = disk.pwrite(self._descriptor, data, self._position)
+        self._position += written
+        return written
 
 
 class Objects:

@@ -9,10 +9,11 @@ next process starts from the beginning.
 
 from __future__ import annotations
 
-import mmap
+import errno
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,8 +24,9 @@ from rmqkit.errors import RmqError, StoreError
 from rmqkit.store.archive.archive import segment_name
 from rmqkit.store.archive.places import Place, place_of
 from rmqkit.store.archive.segment import SegmentFile, blocks_of
+from rmqkit.system import disk
 
-__all__ = ["Sealed", "Work", "seal", "work_on"]
+__all__ = ["Sealed", "Work", "answer", "seal", "work_on"]
 
 _NICE = 10
 
@@ -63,7 +65,7 @@ def seal(work: Work, place: Place) -> Sealed:
     from rmqkit.store.archive.writing import write_segment  # it needs pyarrow, and a broker without archive does not
 
     name = segment_name(work.start)
-    with Path(work.path).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
+    with _mapped(Path(work.path)) as log:
         _refuse_another_log(work, place, name)
         with place.writing(name) as out:
             assert out is not None, "a place opens a file"
@@ -78,6 +80,21 @@ def seal(work: Work, place: Place) -> Sealed:
         segment.check_footer()
         compare(segment, log)
     return Sealed(name, size, directory.record_count, directory.other_bytes)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[disk.Mapped]:
+    """Map a whole file. Raises OSError: the file is missing or empty."""
+    descriptor = disk.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = disk.size_of(descriptor)
+        if not size:
+            raise OSError(errno.EINVAL, "the log file is empty", str(path))
+        # Do not close the mapping: its last view does. After an error, the frames of the traceback have views, and a
+        # BufferError would hide the error.
+        yield disk.map_file(descriptor, size)
+    finally:
+        disk.close(descriptor)
 
 
 def work_on(work: Work, place: Place) -> Sealed:
@@ -108,7 +125,7 @@ def _refuse_another_log(work: Work, place: Place, name: str) -> None:
                          "give another archive")  # fmt: skip
 
 
-def compare(segment: SegmentFile, log: mmap.mmap) -> None:
+def compare(segment: SegmentFile, log: disk.Mapped) -> None:
     """Compare the whole content of a segment with its log file. Raises StoreError: the content differs."""
     directory, seen = segment.directory, 0
     for offsets, positions, content in blocks_of(segment):
@@ -129,22 +146,28 @@ def compare(segment: SegmentFile, log: mmap.mmap) -> None:
         raise StoreError(f"{segment.name} reads back with {seen} bytes of {directory.records_end - directory.start}")
 
 
+def answer(line: bytes) -> bytes:
+    """Return the line that the process prints, for the line that it reads."""
+    work = msgspec.json.decode(line, type=Work)
+    try:
+        sealed = work_on(work, place_of(work.archive, work.below))
+    except (OSError, RmqError) as error:
+        sealed = Sealed(error=f"{type(error).__name__}: {error}")
+    return msgspec.json.encode(sealed) + b"\n"
+
+
 def main(lines: BinaryIO) -> int:
     """Seal the file that the standard input describes, and print the result."""
     line = lines.readline()
     if not line.endswith(b"\n"):
         return 1  # the broker died before it sent the work
-    work = msgspec.json.decode(line, type=Work)
     if hasattr(os, "nice"):
         os.nice(_NICE)
-    try:
-        sealed = work_on(work, place_of(work.archive, work.below))
-    except (OSError, RmqError) as error:
-        sealed = Sealed(error=f"{type(error).__name__}: {error}")
+    answered = answer(line)
     with suppress(BrokenPipeError):  # the broker died; its next process finds the segment
         # Do not print: print writes to a buffer, and the flush at the exit would raise outside of this ``with``.
-        os.write(sys.stdout.fileno(), msgspec.json.encode(sealed) + b"\n")
-    return int(bool(sealed.error))
+        os.write(sys.stdout.fileno(), answered)
+    return int(bool(msgspec.json.decode(answered, type=Sealed).error))
 
 
 if __name__ == "__main__":

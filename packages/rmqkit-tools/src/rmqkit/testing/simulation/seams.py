@@ -9,7 +9,9 @@ replaced                                   by
 `rmqkit.clock.SystemClock`                 the wall clock of the machine; the time of the world
 `rmqkit.client.consumer.watch`             nothing: a thread in real time that looks for blocked loops
 ``time.thread_time``                       a clock that stands still: a slice of work is never over
-``uuid.uuid4``, ``os.urandom``             numbers of the seeded generator of `random`
+`rmqkit.broker.archive.LogArchive`         a thread on the disk of the world, instead of a process that writes segments
+``uuid.uuid4``, ``os.urandom``,            numbers of the seeded generator of `random`
+``secrets.token_hex``
 hashes of connections, of tasks and of     numbers and fields, instead of addresses: sets of them have one order.
   values (frozen structs)                  Text needs ``PYTHONHASHSEED=0``
 =========================================  ============================================================================
@@ -19,10 +21,12 @@ Code that reads ``time.time()`` or real files itself is not simulated.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import os
 import random
+import secrets
 import sys
 import time
 import uuid
@@ -32,6 +36,7 @@ from typing import Any
 
 import msgspec
 
+from rmqkit.broker.archive import LogArchive
 from rmqkit.client.consumer import watch
 from rmqkit.client.runtime import runtime
 from rmqkit.clock import SystemClock
@@ -82,7 +87,20 @@ def _others(world: Scheduler) -> list[tuple[Any, str, Any]]:
         (time, "thread_time", lambda: 0.0),
         (uuid, "uuid4", lambda: uuid.UUID(int=random.getrandbits(128), version=4)),
         (os, "urandom", random.randbytes),
+        (secrets, "token_hex", lambda size: random.randbytes(size).hex()),
+        (LogArchive, "_writing", _sealed_in_thread),
     ]
+
+
+async def _sealed_in_thread(archive: LogArchive, line: bytes) -> bytes:
+    """Do the work of the sealing process in a thread of the broker, which dies with the broker."""
+    from rmqkit.store.archive import seal  # here: it needs pyarrow
+
+    pool = threads.Pool(1, "seal")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, seal.answer, line)
+    finally:
+        pool.shutdown(wait=False)
 
 
 def _number(world: Scheduler) -> int:
