@@ -125,9 +125,11 @@ class Peer:
 
 def sources(tree: Path) -> str:
     """Return the folders of a checkout from which Python imports rmqkit, also for a checkout older than the
-    packages.
+    packages. Its environment is the last: another version of the compiled core does not fit its sources.
     """
-    return os.pathsep.join(map(str, [*sorted(tree.resolve().glob("packages/*/src")), tree.resolve() / "src"]))
+    tree = tree.resolve()
+    folders = [*sorted(tree.glob("packages/*/src")), tree / "src", *tree.glob(".venv/lib/python*/site-packages")]
+    return os.pathsep.join(map(str, folders))
 
 
 @contextlib.contextmanager
