@@ -11,6 +11,30 @@ from typing import Any
 
 from tests.simulation.ledger import Kind
 
+_SENTENCES = {
+    "kill": "{target} is killed, and starts again after {0:g} s",
+    "kill at call": "{target} is killed at call {0:g} of its disk, and starts again after {1:g} s",
+    "power": "the machine of {target} loses power, and starts again after {0:g} s",
+    "power at call": "the machine of {target} loses power at call {0:g} of its disk, and starts again after {1:g} s",
+    "restart": "{target} is stopped cleanly, and starts again after {0:g} s",
+    "pause": "{target} stands still for {0:g} s",
+    "client killed": "{target} is killed, and starts again after {0:g} s",
+    "client restarted": "{target} is closed, and starts again after {0:g} s",
+    "cut": "the connections between {one} and {other} are reset",
+    "stall": "nothing passes between {one} and {other} for {0:g} s",
+    "half stall": "nothing passes from {one} to {other} for {0:g} s",
+    "slow": "everything from {one} to {other} takes {0:g} s longer, for {1:g} s",
+    "refuse": "{target} refuses new connections for {0:g} s",
+    "full": "the disk of {target} is full for {0:g} s",
+    "failing": "the disk of {target} fails (EIO) for {0:g} s; writes, too: {1:g}",
+    "slow disk": "syncs of the disk of {target} are late for {0:g} s",
+    "clock": "the wall clock of {target} is set by {0:g} ms",
+    "reset": "an operator moves {target} to the beginning of its topics",
+    "queues": "an operator gives {target} {0:g} queues",
+    "settings": "an operator changes setting {0:g} of {target}",
+}
+"""A sentence for each kind of fault."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -22,8 +46,10 @@ class Fault:
     values: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        values = " ".join(f"{value:g}" for value in self.values)
-        return f"{self.at:7.3f} s  {self.kind} {self.target} {values}".rstrip()
+        one, _, other = self.target.partition(">")
+        return (
+            f"{self.at:7.3f} s  {_SENTENCES[self.kind].format(*self.values, target=self.target, one=one, other=other)}"
+        )
 
 
 @dataclass(slots=True)
