@@ -118,7 +118,6 @@ class Work:
             is_batch_topic=lambda topic: topic == BATCHED,
             disk_used_percent=lambda path: self._disk_percent,
         )
-        store.queues.dirty = _InOrder()  # type: ignore[assignment]
         store.open()
         self.store = store
         self.told()
@@ -339,16 +338,6 @@ class _WhenAsked(concurrent.futures.Future[Any]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         self.run()
         return super().exception(timeout)
-
-
-class _InOrder(dict[Any, None]):
-    """A set whose order does not depend on memory addresses."""
-
-    def add(self, one: Any) -> None:
-        self[one] = None
-
-    def discard(self, one: Any) -> None:
-        self.pop(one, None)
 
 
 class _Allocation:

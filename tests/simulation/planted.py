@@ -360,7 +360,7 @@ PLANTED = (
         "slave ahead of the master",
         _slave_ahead,
         "has flushed it up to",
-        6,
+        5,
         _with_faults(
             "slow disk",
             *_POWER,

@@ -21,7 +21,7 @@ IS_BATCH = TOPIC.__eq__
 
 
 def new_queue(root: Path) -> BatchQueue:
-    return BatchQueue("T", 0, root / "batchconsumequeue" / "T" / "0", 10 * 46, set())
+    return BatchQueue("T", 0, root / "batchconsumequeue" / "T" / "0", 10 * 46, {})
 
 
 def fill(queue: BatchQueue, count: int, first: int = 0) -> BatchQueue:

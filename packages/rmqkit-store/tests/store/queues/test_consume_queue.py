@@ -26,7 +26,7 @@ TAG_A = 2598919
 
 
 def new_queue(root: Path) -> ConsumeQueue:
-    return ConsumeQueue("TopicTest", 3, root / "consumequeue" / "TopicTest" / "3", FILE_BYTES, set())
+    return ConsumeQueue("TopicTest", 3, root / "consumequeue" / "TopicTest" / "3", FILE_BYTES, {})
 
 
 def reloaded(root: Path) -> ConsumeQueue:
@@ -214,14 +214,14 @@ def test_full_disk_leaves_the_queue_as_it_was(queue: ConsumeQueue, monkeypatch: 
 
 
 def test_dirty_queues_enter_themselves_once_per_flush(tmp_path: Path) -> None:
-    dirty: set[ConsumeQueue] = set()
+    dirty: dict[ConsumeQueueBase, None] = {}
     queue = ConsumeQueue("T", 0, tmp_path / "q", FILE_BYTES, dirty)
     fill(queue, 2)
-    assert dirty == {queue}
+    assert list(dirty) == [queue]
     queue.sync()
-    assert dirty == set() and queue.queue.unsynced_bytes == 0
+    assert not dirty and queue.queue.unsynced_bytes == 0
     fill(queue, 1, first=2)
-    assert dirty == {queue}
+    assert list(dirty) == [queue]
 
 
 def test_destroy_removes_files_and_directory(queue: ConsumeQueue) -> None:
@@ -311,15 +311,15 @@ def test_a_refusing_disk_leaves_held_entries_where_they_are(tmp_path: Path, monk
 
 
 def test_a_queue_that_holds_entries_stays_dirty_and_open(tmp_path: Path) -> None:
-    dirty: set[ConsumeQueueBase] = set()
+    dirty: dict[ConsumeQueueBase, None] = {}
     queue = ConsumeQueue("T", 0, tmp_path / "q", FILE_BYTES, dirty)
     queue.held_bytes_max = 1000
     fill(queue, 2)
     queue.sync()
-    assert dirty == {queue} and not queue.close_idle()
+    assert list(dirty) == [queue] and not queue.close_idle()
     queue.write_held()
     queue.sync()
-    assert dirty == set() and queue.close_idle()
+    assert not dirty and queue.close_idle()
 
 
 def append(queue: ConsumeQueue, count: int) -> None:
@@ -368,7 +368,7 @@ def test_a_queue_that_holds_entries_is_as_one_that_writes_each(
 
 
 def test_another_thread_may_write_while_the_owner_appends_and_reads(tmp_path: Path) -> None:
-    queue = ConsumeQueue("T", 0, tmp_path / "q", 2000, set())
+    queue = ConsumeQueue("T", 0, tmp_path / "q", 2000, {})
     queue.held_bytes_max = 400
     is_over = threading.Event()
 

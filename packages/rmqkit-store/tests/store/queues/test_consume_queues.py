@@ -119,7 +119,7 @@ def test_disk_that_refuses_the_owner_is_asked_again_with_the_bytes_written_again
             with pytest.raises(OSError, match="Input/output"):
                 index(queues, 2 * OPEN_MAX)
     refused = [queue for queue in queues if queue.queue.refused()]
-    assert refused and set(refused) <= queues.dirty
+    assert refused and set(refused) <= set(queues.dirty)
     written, real = list[int](), os.pwrite
     monkeypatch.setattr(
         "rmqkit.system.disk.pwrite", lambda fd, data, at: (written.append(len(data)), real(fd, data, at))[1]

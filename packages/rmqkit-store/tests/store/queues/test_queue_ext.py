@@ -122,7 +122,7 @@ def test_files_before_the_oldest_readable_unit_are_dropped(ext: QueueExt) -> Non
 
 
 def test_queue_stores_addresses_and_reads_tag_codes_through_them(ext: QueueExt, tmp_path: Path) -> None:
-    queue = ConsumeQueue("T", 0, tmp_path / "consumequeue" / "T" / "0", 200, set(), ext)
+    queue = ConsumeQueue("T", 0, tmp_path / "consumequeue" / "T" / "0", 200, {}, ext)
     queue.append(0, 0, 100, 2598919, 55)
     assert queue.entry(0) == (0, 100, BASE)
     assert queue.tags_code(BASE) == 2598919
@@ -131,17 +131,17 @@ def test_queue_stores_addresses_and_reads_tag_codes_through_them(ext: QueueExt, 
 
 
 def test_queue_without_extension_does_not_know_addresses(tmp_path: Path) -> None:
-    queue = ConsumeQueue("T", 0, tmp_path / "consumequeue" / "T" / "0", 200, set())
+    queue = ConsumeQueue("T", 0, tmp_path / "consumequeue" / "T" / "0", 200, {})
     assert queue.tags_code(BASE) is None
 
 
 def test_recovered_queue_cuts_its_extension(ext: QueueExt, tmp_path: Path) -> None:
     folder = tmp_path / "consumequeue" / "T" / "0"
-    queue = ConsumeQueue("T", 0, folder, 200, set(), ext)
+    queue = ConsumeQueue("T", 0, folder, 200, {}, ext)
     for i in range(6):
         queue.append(i, i * 100, 100, i, i)
     queue.queue.files[0].write(4 * 20, bytes(40))
-    again = ConsumeQueue("T", 0, folder, 200, set(), reloaded(ext))
+    again = ConsumeQueue("T", 0, folder, 200, {}, reloaded(ext))
     again.queue.load()
     again.recover()
     assert again.max_offset == 4
