@@ -408,9 +408,11 @@ def _without_collection() -> Iterator[None]:
     """Switch off the collection of cycles: finalizers must not run at a time that depends on the interpreter."""
     was_enabled = gc.isenabled()
     gc.disable()
+    gc.freeze()  # the collection at the end does not look at the objects that exist already
     try:
         yield
     finally:
+        gc.unfreeze()
         if was_enabled:
             gc.enable()
 
