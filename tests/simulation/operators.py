@@ -35,7 +35,8 @@ def reset(run: Run, group: str) -> None:
 
 
 def widen(run: Run, topic: str, queues: int) -> None:
-    """Give a topic more queues."""
+    """Give a topic more queues. It never gets fewer: nobody would read the messages in the others."""
+    queues = run.widest[topic] = max(queues, run.widest.get(topic, 0))
 
     async def work(admin: Admin) -> None:
         for master in run.cluster.masters:

@@ -69,6 +69,7 @@ class Run:
         self.is_healed = False
         self.befallen = 0
         self.diverged: set[str] = set()
+        self.widest: dict[str, int] = {}
 
     def execute(self) -> Outcome:
         """Run everything, and return the outcome."""
