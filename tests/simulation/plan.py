@@ -148,6 +148,7 @@ def _settings(chance: random.Random, slaves: int) -> dict[str, object]:
         "flushConsumerOffsetInterval": chance.choice([500, 5000]),
         "transactionTimeOut": 2000,
         "transactionCheckInterval": 3000,
+        "transactionCheckMax": 200,  # each round counts, also one without a producer to ask
         "messageIndexEnable": chance.random() < 0.8,
         "enabledAppendPropCRC": chance.random() < 0.2,
         "cleanFileForciblyEnable": False,  # else a full disk deletes what nobody has read
