@@ -23,7 +23,12 @@ def test_no_request_at_its_bounds_holds_the_loop_of_broker_or_name_server(tmp_pa
     assert len(found) > 400
     # Other tests run beside this one and share its processor: `make loop-held`, alone, holds it to half of that.
     limit = 2 * MAX_SECONDS * max(before, slowness())
-    assert [one for one in found if one.seconds > limit] == []
+    slow = {one.name for one in found if one.seconds > limit}
+    if slow:  # a collection of garbage, or a cold cache: a request that holds the loop does it each time
+        (tmp_path / "again").mkdir()
+        found = run(held(tmp_path / "again", is_long=False, has_users=has_users))
+        print(table(found, 25))
+    assert [one for one in found if one.seconds > limit and one.name in slow] == []
 
 
 @pytest.mark.slow
