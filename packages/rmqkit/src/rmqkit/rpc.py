@@ -125,12 +125,27 @@ _POP_STATUS: dict[int, PopStatus] = {
 }
 
 
+NEVER_LATE_MS = 1 << 62
+"""The born time of a pop that waits for no message. The broker's clock may be ahead of this machine's by any time."""
+
+
+def is_late(answer: Command) -> bool:
+    """Return True if a broker refused a pop because, by its own clock, the pop's time was over before it arrived
+    (behaviour.md §4.8)."""
+    return answer.code == ResponseCode.POLLING_TIMEOUT and (answer.remark or "").endswith("is timeout too much")
+
+
 class Popped(Struct):
-    """The response to a pop, with undecoded records. Without messages, ``header`` has only default values."""
+    """The response to a pop, with undecoded records. Without messages, ``header`` has only default values.
+
+    Attributes:
+        was_late: the broker's clock is so far ahead of this machine's that the broker did not wait for a message.
+    """
 
     status: PopStatus
     header: PopMessageResponse
     body: bytes
+    was_late: bool = False
 
 
 class BrokerCalls:
@@ -322,15 +337,22 @@ class BrokerCalls:
         )
 
     async def pop(self, address: str, header: PopMessageRequest, timeout_ms: float) -> Popped:
-        """POP_MESSAGE: pop messages of a topic."""
+        """POP_MESSAGE: pop messages of a topic. If the broker's clock is so far ahead that each pop is late for it, pop
+        without a wait; without messages the status is then POLLING_FULL, so that the caller pauses."""
+        if header.poll_time <= 0:
+            header.born_time = NEVER_LATE_MS
         answer = await self.remoting.call(address, request(RequestCode.POP_MESSAGE, header), timeout_ms)
+        was_late = is_late(answer) and header.poll_time > 0
+        if was_late:
+            header.poll_time, header.born_time = 0, NEVER_LATE_MS
+            answer = await self.remoting.call(address, request(RequestCode.POP_MESSAGE, header), timeout_ms)
         status = _POP_STATUS.get(answer.code)
         if status is None:
             raise PeerRefused(answer.code, answer.remark, address)
         # Responses with other codes may lack the fields of this header.
         if status is not PopStatus.FOUND:
-            return Popped(status, PopMessageResponse(), b"")
-        return Popped(status, decode_header(answer, PopMessageResponse), answer.payload)
+            return Popped(PopStatus.POLLING_FULL if was_late else status, PopMessageResponse(), b"", was_late)
+        return Popped(status, decode_header(answer, PopMessageResponse), answer.payload, was_late)
 
     async def ack(self, address: str, header: AckMessageRequest) -> None:
         """ACK_MESSAGE: acknowledge a popped message."""

@@ -13,6 +13,7 @@ import pytest
 import rmqkit
 from rmqkit.broker.server import Broker
 from rmqkit.broker.settings import BrokerSettings
+from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import ClientError, EventIdIllegal, MessageIllegal, PeerRefused, SettingsError, StreamExpired
 from rmqkit.namesrv.server import NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
@@ -31,7 +32,8 @@ PARENT = "Chats"
 class Servers:
     """A name server, and a broker that a test can stop and start."""
 
-    def __init__(self, root, **settings):
+    def __init__(self, root, clock=SYSTEM_CLOCK, **settings):
+        self._clock = clock
         self.namesrv = NameServer(NamesrvSettings(listen_port=0, bind_address="127.0.0.1"))
         self._root, self._settings, self._port = root, settings, free_port(-2, 1)
         self.broker = None
@@ -53,7 +55,7 @@ class Servers:
             namesrv_addr=self.namesrv.address,
             **self._settings,
         )
-        self.broker = Broker(settings, StoreSettings(commit_log_file_bytes=1 << 20), self._root)
+        self.broker = Broker(settings, StoreSettings(commit_log_file_bytes=1 << 20), self._root, clock=self._clock)
         await self.broker.start()
 
     async def stop_broker(self):

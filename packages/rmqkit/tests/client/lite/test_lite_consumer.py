@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from rmqkit import Last, LiteConsumer, Message, Producer
+from rmqkit.clock import SystemClock
 from rmqkit.errors import MessageIllegal, PeerRefused, SettingsError
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.topics import TopicConfig
@@ -46,6 +47,24 @@ async def taken(member, count, seconds=30):
             if len(found) == count:
                 break
     return found
+
+
+class ClockAhead(SystemClock):
+    """A wall clock that is 20 s ahead."""
+
+    def now_ms(self):
+        return super().now_ms() + 20_000
+
+
+async def test_a_broker_whose_clock_is_ahead_delivers_too_and_is_named_once(tmp_path, caplog):
+    async with Servers(tmp_path, ClockAhead()) as servers, Producer("p", servers.address) as producer:
+        servers.broker.context.topics.put(TopicConfig(PARENT, 4, 4, attributes={"message.type": "LITE"}))
+        async with consumer(servers) as member:
+            await member.subscribe("s1")
+            await nothing(member, 40)
+            await send(producer, "s1", "a")
+            assert shown(await taken(member, 1)) == [("s1", "a", 1)]
+    assert len([one for one in caplog.records if "broker-a finds pops too late" in one.getMessage()]) == 1
 
 
 async def nothing(member, seconds=5):

@@ -53,6 +53,13 @@ async def test_a_pop_says_what_the_spec_names():
         }
 
 
+async def test_a_pop_without_a_wait_is_late_by_no_clock():
+    async with PopCluster(NOTHING) as cluster, PopConsumer("G", cluster.namesrv) as consumer:
+        assert not await consumer.pop("T")
+        (asked,) = cluster.pop.pops
+        assert (asked["pollTime"], asked["bornTime"]) == ("0", str(1 << 62))
+
+
 async def test_nothing_is_reported_to_brokers_by_a_consumer_that_only_pops():
     async with PopCluster(NOTHING) as cluster:
         async with PopConsumer("G", cluster.namesrv) as consumer:

@@ -12,8 +12,9 @@ from rmqkit.client.consumer.consume import ConsumeLater, Reject
 from rmqkit.client.consumer.push import PushConsumer
 from rmqkit.client.pop.consumer import PopConsumer
 from rmqkit.client.runtime.settings import Popping, Pulling
+from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.codes import RequestCode, ResponseCode
-from rmqkit.protocol.command import reply
+from rmqkit.protocol.command import decode_fields, reply
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.protocol.schemas.pop import BatchAckBody
 from tests.client.inside import coordinator_of
@@ -171,6 +172,30 @@ async def test_pops_pause_after_errors_and_when_too_many_wait():
     answers = (refused(1, "system error"), refused(ResponseCode.POLLING_FULL), popped(*records(0)))
     async with PopCluster(*answers) as cluster, handling(cluster, Seen()):
         await until(lambda: cluster.pop.acked == [0], "the message")
+
+
+def by_a_clock_ahead(*then):
+    """An answer of a broker whose clock is 20 s ahead: a pop with an earlier end is late, another gets an answer."""
+    waiting = list(then)
+
+    def answer(command):
+        fields = decode_fields(command)
+        left_ms = int(fields["bornTime"]) + int(fields["pollTime"]) - (SYSTEM_CLOCK.now_ms() + 20_000)
+        late = refused(ResponseCode.POLLING_TIMEOUT, "the broker[10.0.0.1] pop message is timeout too much")
+        return late(command) if left_ms < -500 else waiting.pop(0)(command)
+
+    return answer
+
+
+async def test_a_broker_whose_clock_is_ahead_delivers_too_and_is_named_once(caplog):
+    nothing = refused(ResponseCode.POLLING_TIMEOUT, "no message")
+    ahead = by_a_clock_ahead(popped(*records(0)), nothing, popped(*records(1), start=1))
+    async with PopCluster(*[ahead] * 6) as cluster, handling(cluster, Seen()):
+        await until(lambda: cluster.pop.acked == [0, 1], "both messages")
+        polls = [one["pollTime"] for one in cluster.pop.pops]
+        assert polls[:6] == ["15000", "0"] * 3
+    (warned,) = [one.getMessage() for one in caplog.records if "clock" in one.getMessage()]
+    assert warned.startswith("group G: broker-0 finds pops too late and does not wait for messages")
 
 
 async def test_nothing_is_popped_while_enough_is_held():

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from rmqkit.client.observe.hooks import Hook
+from rmqkit.client.runtime.late import LateBrokers
 from rmqkit.client.runtime.lifecycle import Client, keeps_open
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, check
@@ -52,6 +53,7 @@ from rmqkit.protocol.schemas.lite import (
 from rmqkit.protocol.schemas.pop import AckMessageRequest, ChangeInvisibleTimeRequest
 from rmqkit.protocol.schemas.send import ConsumerSendBackRequest
 from rmqkit.remoting.tasks import Tasks
+from rmqkit.rpc import NEVER_LATE_MS, is_late
 from rmqkit.times import Duration, Moment, duration_ms, moment_ms
 
 __all__ = ["Last", "LiteConsumer", "LiteMessage", "LiteStart"]
@@ -168,6 +170,7 @@ class LiteConsumer(Client):
         self._client_id = f"{self._runtime.client_id}@{uuid.uuid4().hex[:8]}"
         self._messages: asyncio.Queue[LiteMessage] = asyncio.Queue(count_max)
         self._tasks = Tasks()
+        self._late = LateBrokers(self._described)
         self._popping: dict[str, asyncio.Task[None]] = {}
 
     def __aiter__(self) -> AsyncIterator[LiteMessage]:
@@ -403,6 +406,13 @@ class LiteConsumer(Client):
         address = await self._address(broker_name)
         asked = request(RequestCode.POP_LITE_MESSAGE, header)
         answer = await self._runtime.remoting.call(address, asked, _POLL_MS + _ANSWER_MS)
+        if is_late(answer):
+            header.poll_time, header.born_time = 0, NEVER_LATE_MS
+            asked = request(RequestCode.POP_LITE_MESSAGE, header)
+            answer = await self._runtime.remoting.call(address, asked, _ANSWER_MS)
+            self._late.warn(broker_name)
+            if answer.code == ResponseCode.POLLING_TIMEOUT:
+                await asyncio.sleep(_PAUSE_SECONDS)
         if answer.code in (ResponseCode.POLLING_TIMEOUT, ResponseCode.POLLING_FULL):
             return []
         if answer.code != ResponseCode.SUCCESS:

@@ -37,6 +37,7 @@ from msgspec.structs import replace
 from rmqkit.client.consumer.loop import unpack
 from rmqkit.client.consumer.process_queue import NOTHING_HELD, ProcessQueue
 from rmqkit.client.observe.status import ConsumerStats
+from rmqkit.client.runtime.late import LateBrokers
 from rmqkit.client.runtime.runtime import ClientRuntime
 from rmqkit.client.runtime.settings import PushConsumerSettings, StartFrom
 from rmqkit.errors import ClientError, RemotingError, RmqError
@@ -196,6 +197,7 @@ class PopSession:
         self.clock = runtime.clock
         self._runtime = runtime
         self._group = group
+        self._late = LateBrokers(f"group {group}")
         self._held: set[PopProcessQueue] = set()
         self._acks: defaultdict[str, list[Receipt]] = defaultdict(list)
         self._ackers: dict[str, asyncio.Task[None]] = {}
@@ -262,6 +264,8 @@ class PopSession:
         except asyncio.CancelledError:
             self._tasks.start(self._release_late(asked, queue), f"pop of {queue} that nobody waits for")
             raise
+        if popped.was_late:
+            self._late.warn(queue.broker_name)
         messages, unreadable = self._read(popped, queue)
         unwanted = [one for one in messages if not matches_tags(subscription, one.tags)]
         messages = [one for one in messages if matches_tags(subscription, one.tags)]
