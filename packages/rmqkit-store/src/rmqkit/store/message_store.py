@@ -396,6 +396,8 @@ class MessageStore:
         # The clock was set back. Without this step, later records would count as flushed too early.
         if end.newest_store_timestamp > end.last_store_timestamp:
             self._checkpoint.step_back(end.newest_store_timestamp, end.last_store_timestamp)
+        if not is_clean:
+            log.queue.write_again(end.certain)
         log.queue.sync()  # after a clean stop this syncs only the cut: reappearing bytes would look like records
         self._complete_lite()
         self.lite.finish_recovery(self._deleted.ends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 from pathlib import Path
@@ -23,8 +24,10 @@ from rmqkit.protocol.sends import sends_reader
 from rmqkit.store import replica as replication
 from rmqkit.store.index.index import MessageIndex
 from rmqkit.store.lite.entries import LITE_ENTRY, LiteEntries
+from rmqkit.store.lite.journal import Kind, LiteJournal, LiteNote, decoded
 from rmqkit.store.message_store import GetStatus, MessageStore, PutStatus
 from rmqkit.store.queues.consume_queue import ENTRY
+from rmqkit.system import disk
 from tests.store.stores import HOST, copy_store, message, opened, put_all, read_all, small_settings
 
 PARENT = "LT"
@@ -283,6 +286,33 @@ def test_what_is_lost_is_rebuilt_from_the_log(tmp_path, lost, is_clean):
             assert bodies(store, f"s{i}") == [b"%d" % n for n in range(i, 70, 7)]
         put_all(store, lite("s3", body=b"last"))
         assert numbers(store, "s3") == list(range(11))
+
+
+def test_records_of_a_failed_sync_are_written_again(tmp_path):
+    """Also those of an earlier process: the system may consider their pages as written."""
+    notes = [LiteNote(Kind.LIVE, slot, 1, 0, 0, 0, 0, f"{PARENT}$s{slot}") for slot in range(3)]
+    written, pwrite = [], disk.pwrite
+
+    def write(descriptor, data, position):
+        written.append((position, len(data)))
+        return pwrite(descriptor, data, position)
+
+    def refuse(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    journal = LiteJournal(tmp_path / "topics")
+    journal.append(notes[:1], is_durable=False)
+    size = len(notes[0].encoded())
+    with disk.replaced({"sync_data": refuse}), pytest.raises(OSError, match="Input/output"):
+        journal.append(notes[1:2], is_durable=True)
+    with disk.replaced({"pwrite": write}):
+        journal.append(notes[1:2], is_durable=True)
+        journal.append(notes[2:], is_durable=True)
+        again = LiteJournal(tmp_path / "topics")
+        assert list(again.load()) == notes
+        again.append(notes[2:], is_durable=False)
+        again.append(notes[2:], is_durable=True)
+    assert written == [(0, size), (size, size), (2 * size, size), (3 * size, size), (0, 4 * size), (4 * size, size)]
 
 
 def test_a_torn_journal_is_cut(tmp_path, caplog):
@@ -639,7 +669,5 @@ TestLiteModel = LiteModel.TestCase
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_journal_or_its_torn_end(content):
-    from rmqkit.store.lite.journal import decoded
-
     for _, end in decoded(content):
         assert end <= len(content)

@@ -17,6 +17,7 @@ from rmqkit.store.timer.check import Damage
 from rmqkit.store.timer.files import CHECKPOINT_FILE_BYTES, TimerFiles, load_timer_checkpoint, save_timer_checkpoint
 from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, Unit
 from rmqkit.store.timer.wheel import SLOT_COUNT, WHEEL_BYTES, Slot, TimerWheel
+from rmqkit.system import disk as system_disk
 from tests.examples import examples
 from tests.faults.refusals import BROKEN, NO_SPACE, RefusingDisk
 from tests.golden_stores import unpack_golden
@@ -368,6 +369,49 @@ def test_a_refused_timer_log_is_written_again_also_over_several_files(tmp_path, 
         files.log.sync()
     assert not files.log.queue.refused() and files.log.queue.unsynced_bytes == 0
     files.close()
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_sync_refused_after_a_start_or_a_cut_is_repeated(tmp_path, is_cut):
+    files = files_in(tmp_path)
+    files.add([unit(1, 0), unit(2, 1)])
+    flush(files, queue_offset=2)
+    if is_cut:
+        files.start_over(files.checkpoint)
+    files.close()
+    again = files_in(tmp_path)
+    again.load()
+    again.recover(lambda unit: unit.physical_offset)
+    again.add([unit(3, 2)])
+    with RefusingDisk().installed() as disk:
+        disk.refuse(BROKEN, "sync_data", path="timerlog", times=1)
+        with pytest.raises(OSError, match="Input/output"):
+            again.log.sync()
+        again.log.sync()
+    assert not again.log.queue.refused() and again.log.queue.unsynced_bytes == 0
+    again.close()
+
+
+def test_units_after_the_checkpoint_are_written_again_after_a_start(tmp_path):
+    files = files_in(tmp_path)
+    files.add([unit(1, 0)])
+    flush(files, queue_offset=3)
+    files.add([unit(2, 1), unit(3, 2)])
+    files.log.sync()
+    files.close()
+    again = files_in(tmp_path)
+    again.load()
+    again.recover(lambda unit: unit.physical_offset)
+    written, pwrite = [], system_disk.pwrite
+
+    def write(descriptor, data, position):
+        written.append((position, len(data)))
+        return pwrite(descriptor, data, position)
+
+    with system_disk.replaced({"pwrite": write}):
+        again.log.sync()
+    assert written == [(UNIT_BYTES, 2 * UNIT_BYTES)], "an earlier sync of them may have failed"
+    again.close()
 
 
 def test_units_that_the_page_cache_dropped_are_not_taken_for_flushed(tmp_path):

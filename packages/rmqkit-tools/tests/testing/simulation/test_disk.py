@@ -141,6 +141,25 @@ def test_a_full_disk_refuses_new_bytes_and_overwrites_old_ones(world: World) -> 
     assert machine.disk.files() == {"f": b"abcd"}
 
 
+def test_some_disks_drop_the_pages_of_a_failed_sync() -> None:
+    with World(5) as world:
+        machine = world.machine("a")
+        machine.disk.drops = True
+
+        def work(root: Path) -> None:
+            write(root / "f", b"a" * 5000, syncs=True)
+            machine.disk.fail(1)
+            with pytest.raises(OSError, match="Input/output"):
+                write(root / "f", b"b" * 10, 4990, syncs=True)
+            machine.disk.heal()
+            assert disk.read_file(root / "f") == b"a" * 5000, "as on the disk"
+            write(root / "f", b"c", 0, syncs=True)
+
+        run(world, work)
+        machine.lose_power()
+        assert machine.disk.files() == {"f": b"c" + b"a" * 4999}
+
+
 def test_a_success_after_a_failed_sync_proves_nothing_until_the_bytes_are_written_again() -> None:
     def fail(root: Path) -> int:
         descriptor = disk.open(root / "f", os.O_RDWR)

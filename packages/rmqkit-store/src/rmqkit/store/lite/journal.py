@@ -88,6 +88,7 @@ class LiteJournal:
         self._path = path
         self._end = 0
         self._is_unsynced = False
+        self._is_doubted = False
         self.count = 0
 
     def load(self) -> Iterator[LiteNote]:
@@ -102,10 +103,13 @@ class LiteJournal:
             said = "%s: dropping %d bytes after a torn record: the log replaces them"
             _log.warning(said, self._path, len(content) - self._end)
             cut_file(self._path, self._end)
+        self._is_doubted = self._end > 0
 
     def append(self, notes: Iterable[LiteNote], *, is_durable: bool) -> None:
-        """Append records. ``is_durable``: wait until the whole file is on the disk. Raises OSError: the write
-        failed."""
+        """Append records. ``is_durable``: wait until the whole file is on the disk. After a failed sync, also of an
+        earlier process, the system may consider pages as written that are not on the disk. So the first wait of a
+        process, and the first after a failure, write the whole file again.
+        Raises OSError: the write failed."""
         data = [note.encoded() for note in notes]
         if not data and not (is_durable and self._is_unsynced):
             return
@@ -114,11 +118,14 @@ class LiteJournal:
         descriptor = disk.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             joined = b"".join(data)
+            if is_durable and self._is_doubted:
+                disk.write_all(descriptor, disk.pread(descriptor, self._end, 0), 0)
             disk.write_all(descriptor, joined, self._end)
             self._is_unsynced = True
             if is_durable:
+                self._is_doubted = True
                 disk.sync_data(descriptor)
-                self._is_unsynced = False
+                self._is_unsynced = self._is_doubted = False
         finally:
             disk.close(descriptor)
         if is_new and is_durable:
@@ -135,7 +142,7 @@ class LiteJournal:
         write_durably(aside, content)
         disk.rename(aside, self._path)
         sync_directory(self._path.parent)
-        self._end, self.count = len(content), len(data)
+        self._end, self.count, self._is_doubted = len(content), len(data), False
 
 
 def decoded(content: bytes) -> Iterator[tuple[LiteNote, int]]:

@@ -67,7 +67,7 @@ class Checkpoint:
             return
         self.physic_timestamp, self.logics_timestamp, self.index_timestamp, *offsets = _FIELDS.unpack_from(content)
         self.master_flushed_offset, self.confirm_physical_offset, self.logics_physical_offset = offsets
-        self._saved = content[: _FIELDS.size]
+        # Save even without a change: the content may be in the page cache only, after a failed sync of another process.
 
     def reach(self, *, physic: int = 0, logics: int = 0, index: int = 0) -> None:
         """Raise the timestamps to the times that a flush reached."""

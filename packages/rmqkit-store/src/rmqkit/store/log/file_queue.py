@@ -189,6 +189,12 @@ class FileQueue:
                 else:
                     unnamed.add(file)
 
+    def write_again(self, offset: int) -> None:
+        """Let the next `sync` write everything from a logical offset on again, with its content in the page cache."""
+        for file in self.files:
+            if file.end > offset and file.wrote:
+                file.again_from = max(0, offset - file.start)
+
     def refused(self) -> list[MappedFile]:
         """Return the files whose last sync failed."""
         return [file for file in self.files if file.again_from is not None]

@@ -20,7 +20,8 @@ queues if more files were written since the checkpoint. Trying a file costs one 
 After a blank the log continues in the next file, if that file exists. Otherwise E is the start of the blank, which will
 be written again. Then everything after E is removed: queue entries, later files, and the rest of E's file. Zeros are
 written over the rest, so that stale bytes never look like records again. Valuable bytes are saved before: see
-`remains`.
+`remains`. After a crash, records that are younger than the checkpoint are written again, with the same bytes: if a sync
+of the earlier process failed, the system may consider their pages as written, and no later sync would write them.
 
 A record is *sound* if `decode_record` accepts it, its CRC is right (``checkCRCOnRecover``, or the CRC of the whole
 record with ``forceVerifyPropCRC``), its physical offset is its place, and all its sectors reached the disk. (The last
@@ -70,6 +71,8 @@ class LogEnd(Struct):
         last_store_timestamp: storeTimestamp of the last sound record, or 0 without a record.
         newest_store_timestamp: the greatest storeTimestamp. It differs from the last one if the clock was set back.
         record_count: number of sound records in the scan.
+        certain: physical offset up to which the log was flushed by an earlier process. The records after it may be in
+            the page cache only, even if every sync from now on succeeds.
         remains: the bytes after the end, unless they are known not to be a part of the log. None if the end is a blank.
     """
 
@@ -78,6 +81,7 @@ class LogEnd(Struct):
     last_store_timestamp: int = 0
     newest_store_timestamp: int = 0
     record_count: int = 0
+    certain: int = 0
     remains: Remains | None = None
 
 
@@ -119,7 +123,7 @@ def find_log_end(
         dispatch_from, offset = 0, files[start].start
         on_replay(offset)
     # Start at a record or at the start of a file, never in between: there, bytes of a body may look like a head.
-    walk = _Walk(check, dispatch, dispatch_run, dispatch_from, LogEnd(offset))
+    walk = _Walk(check, dispatch, dispatch_run, dispatch_from, LogEnd(offset, certain=offset))
     for i in range(start, len(files)):
         if not walk.file(files[i]):
             # After a clean stop every record is in a queue, so bytes after the newest of these records are not records.
@@ -134,6 +138,7 @@ def find_log_end(
     end = walk.end
     assert end.offset <= files[-1].end, "the log ends in its last file"
     assert not end.record_count or end.last_record < end.offset, "the end is after the last record"
+    assert end.certain <= end.offset, "flushed records are in the log"
     return end
 
 
@@ -200,6 +205,7 @@ class _Walk:
         self._check, self._dispatch, self._dispatch_run = check, dispatch, dispatch_run
         self._dispatch_from = dispatch_from
         self._bulk_from = end.offset + BULK_FROM_BYTES if has_numpy() else None
+        self._is_certain = True
 
     def file(self, file: MappedFile) -> bool:
         """Scan one file. Return True if a blank closes the file."""
@@ -218,6 +224,9 @@ class _Walk:
             if record.physical_offset >= self._dispatch_from:
                 self._dispatch(record)
             end.offset += record.size
+            self._is_certain = self._is_certain and not self._check.is_doubted(record.store_timestamp)
+            if self._is_certain:
+                end.certain = end.offset
             end.last_record = record.physical_offset
             end.last_store_timestamp = record.store_timestamp
             end.newest_store_timestamp = max(record.store_timestamp, end.newest_store_timestamp)
@@ -237,6 +246,10 @@ class _Walk:
                 if new < len(run):
                     self._dispatch_run(run.take(slice(new, None)) if new else run)
                 end.offset = file.start + run.end
+                if self._is_certain:
+                    doubted = self._check.first_doubted(run)
+                    self._is_certain = doubted == len(run)
+                    end.certain = end.offset if self._is_certain else int(offsets[doubted])
                 end.last_record = int(offsets[-1])
                 assert end.last_record < end.offset, "a run ends after its last record"
                 end.last_store_timestamp = int(times[-1])
@@ -302,11 +315,22 @@ class _Check:
             raise RecordCorrupt(position, f"it belongs to offset {record.physical_offset}", size=record.size)
         if self._whole_record and not has_sound_crc(view[position : position + record.size]):
             raise RecordCorrupt(position, "the checksum of the whole record is wrong or missing", size=record.size)
-        if self._doubted_from is not None and record.store_timestamp >= self._doubted_from:
+        if self.is_doubted(record.store_timestamp):
             topic_bytes = len(record.topic.encode())
             if _is_torn(view, position + record.size, topic_bytes, len(record.properties)):
                 raise RecordCorrupt(position, "its topic or properties are incomplete", size=record.size)
         return record
+
+    def is_doubted(self, store_timestamp: int) -> bool:
+        """Return True if a record may not have reached the disk."""
+        return self._doubted_from is not None and store_timestamp >= self._doubted_from
+
+    def first_doubted(self, run: Records) -> int:
+        """Return the index of the first record of a run that may not have reached the disk."""
+        if self._doubted_from is None:
+            return len(run)
+        is_doubted = run.store_timestamps >= self._doubted_from
+        return int(is_doubted.argmax()) if is_doubted.any() else len(run)
 
     def sound_count(self, run: Records) -> int:
         """Return the number of records at the start of a run that are sound."""

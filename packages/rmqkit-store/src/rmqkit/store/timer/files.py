@@ -127,6 +127,8 @@ class TimerFiles:
             self._unlink(position, unit)
         if log.queue.files:
             log.truncate(end)
+            # A failed sync of the earlier process may have left these units in the page cache only.
+            log.queue.write_again(flushed)
         return next_offset
 
     def check(self, total: int | None) -> tuple[Damage, str]:

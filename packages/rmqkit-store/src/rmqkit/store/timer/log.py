@@ -169,6 +169,9 @@ class TimerLog:
         call writes the units again.
         Raises BytesLost: the page cache no longer has the units; the next start reads the timer topic again."""
         for file in self.queue.refused():
+            # After a start or a cut, zeros follow that are not on the disk, either. Units that reappear there do no
+            # harm: `TimerFiles.recover` compares each with its message.
+            file.again_from = max(0, file.again_from or 0)
             if not _is_whole(file):
                 raise BytesLost(file.path)
         self.queue.sync()

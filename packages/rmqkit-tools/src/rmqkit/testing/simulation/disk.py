@@ -17,7 +17,8 @@ fault        effect
 ===========  ===========================================================================================================
 ``full``     writes that need a new page, and new names, fail with ENOSPC until a time
 ``failing``  syncs, or writes too, fail with EIO until a time. The pages of a failed sync count as clean, as in Linux:
-             a later sync does not write them
+             a later sync does not write them. A quarter of the disks drop these pages, as XFS and btrfs do: reads
+             return the bytes that are on the disk
 ``slow``     a sync takes up to some seconds until a time
 ===========  ===========================================================================================================
 
@@ -47,7 +48,7 @@ PAGE_BYTES = 4096
 SECTOR_BYTES = 512
 _ZEROS = bytes(PAGE_BYTES)
 _CAPACITY_BYTES = 1 << 30
-_LOOSE_SHARE = 0.25
+_LOOSE_SHARE = _DROPPING_SHARE = 0.25
 _FIRST_DESCRIPTOR = 1000
 _SYNC_SECONDS = 0.0004
 _CALL_SECONDS = 0.00002
@@ -117,6 +118,7 @@ class Disk:
 
     Attributes:
         is_loose: whether names and lengths have no order between directories and files.
+        drops: whether the page cache drops the pages of a failed sync.
         full_until, failing_until, slow_until: seconds of the world until which a fault lasts.
         fails_writes: whether writes fail, too, while ``failing_until`` is not reached.
         calls, syncs: the number of calls and of syncs.
@@ -128,6 +130,7 @@ class Disk:
         self.root = Directory()
         self._chance = world.chance("disk", name)
         self.is_loose = self._chance.random() < _LOOSE_SHARE
+        self.drops = world.chance("disk drops", name).random() < _DROPPING_SHARE
         self.full_until = self.failing_until = self.slow_until = 0.0
         self.fails_writes = False
         self.calls = self.syncs = 0
@@ -265,7 +268,7 @@ class Disk:
         self._spend_sync()
         if self.failing_until > self.world.now:
             if extent is not None:
-                _lose(extent)
+                (_drop if self.drops else _lose)(extent)
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         self._apply(reached)
         if extent is not None:
@@ -347,6 +350,19 @@ def _lose(extent: Extent) -> None:
     """Mark the pages of a failed sync as clean: they are in the cache, and not on the disk."""
     for page, content in extent.syncing.items():
         extent.lost.setdefault(page, content)
+    extent.syncing.clear()
+
+
+def _drop(extent: Extent) -> None:
+    """Give the pages of a failed sync the content that is on the disk, except those that were written meanwhile."""
+    for page, content in extent.syncing.items():
+        if page in extent.dirty:
+            extent.dirty[page] = content
+            continue
+        start, end = page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, len(extent.data))
+        extent.data[start:end] = content.ljust(PAGE_BYTES, b"\0")[: end - start]
+        if extent.shadow is not None:
+            extent.shadow[start:end] = extent.data[start:end]
     extent.syncing.clear()
 
 
