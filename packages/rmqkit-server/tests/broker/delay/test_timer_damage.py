@@ -14,6 +14,7 @@ from rmqkit.store.timer.log import UNIT_BYTES
 from rmqkit.store.timer.wheel import WHEEL_BYTES
 from rmqkit.testing.clock import StandingClock
 from tests.broker.timed import NOW_MS, STEP_MS, timed
+from tests.faults.refusals import BROKEN, RefusingDisk
 
 COUNT = 60
 LOG_BYTES = 5400
@@ -174,6 +175,38 @@ async def test_counts_that_are_wrong_or_unreadable_are_rebuilt(tmp_path, caplog)
             assert {topic: one.count for topic, one in again.timer.metrics.timing_count.items()} == {"T": 44}
             again.timer.state.is_changed = True
             await again.timer.flush_round()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+async def test_units_that_the_page_cache_drops_after_a_failed_flush_are_read_again(tmp_path, caplog, is_stopped):
+    clock = StandingClock(NOW_MS)
+    async with timed(tmp_path, clock=clock, timer_log_file_bytes=LOG_BYTES) as one:
+        for number in range(30):
+            one.at(AHEAD_MS + number * STEP_MS, b"%d" % number, UNIQ_KEY=f"U{number}")
+        await one.on_wheel(30)
+        await one.pass_ms(AHEAD_MS + 4 * STEP_MS)
+        assert one.bodies() == bodies_of(range(5))
+        one.store.flusher.flush_log()
+        one.timer.state.is_changed = True
+        with RefusingDisk().installed() as disk:
+            disk.refuse(BROKEN, "sync_data", path="timerlog", times=1)
+            with pytest.raises(OSError, match="Input/output"):
+                await one.timer.flush_round()
+            write_at(first_log(tmp_path), 9 * UNIT_BYTES, bytes(UNIT_BYTES))
+            if not is_stopped:
+                disk.refuse(BROKEN, "open", path="timercheck", times=1)  # of the rebuild
+                await one.timer.flush_round()
+                await one.pass_ms(40 * STEP_MS)
+                await one.until(lambda: one.timer.pending == 0)
+    if is_stopped:
+        async with timed(tmp_path, clock=clock, timer_log_file_bytes=LOG_BYTES) as one:
+            await one.pass_ms(40 * STEP_MS)
+            await one.until(lambda: one.timer.pending == 0 and len(one.bodies()) == 30)
+            assert one.bodies() == bodies_of(range(30))
+    else:
+        assert one.bodies() == bodies_of(range(30))
+    said = [record.getMessage() for record in caplog.records if FROM_TOPIC in record.getMessage()]
+    assert said and all("the system dropped bytes that it could not write" in one for one in said)
 
 
 async def test_a_chain_that_ends_while_the_broker_runs_is_made_good(tmp_path, caplog):

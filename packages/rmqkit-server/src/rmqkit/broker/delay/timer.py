@@ -117,6 +117,7 @@ class Timer:
     ) -> None:
         self._copied_offset = copied_offset
         self._copied_before = -1
+        self._broken: Broken | None = None
         self._unpublished: deque[tuple[int, TimerCheckpoint]] = deque()
         self._unasked_until_ms = 0.0
         self._store = store
@@ -290,7 +291,8 @@ class Timer:
         Raises OSError: the disk refused. The next call tries again."""
         self._sample()
         now_ms, files = self._clock.monotonic_ms(), self.state.files
-        if self.state.needs_survey:  # the positions are not final before the survey
+        # The positions are not final before a survey, and mean nothing before a rebuild.
+        if self.state.needs_survey or self._broken is not None:
             return
         if not files.has_taken and (self.state.is_changed or (self._is_used and now_ms > self._flushed_ms + _QUIET_MS)):
             self._snapshot_state()
@@ -299,7 +301,12 @@ class Timer:
         if not self.state.is_durable:
             self._store.request_flush()
             return
-        await asyncio.to_thread(self.state.write)
+        try:
+            await asyncio.to_thread(self.state.write)
+        except Broken as broken:
+            self._broken = broken  # the next `_round` rebuilds: this one may wait for the delivery of a message
+            self._look_in(0.0)
+            return
         if now_ms > self._dropped_ms + _DROP_MS:
             self._dropped_ms = now_ms
             self.state.drop_expired()
@@ -307,14 +314,22 @@ class Timer:
     def persist(self) -> None:
         """Write the state, if the store was closed without a failure, and close the files."""
         # Do not write after a failed flush: the log may lack deliveries that this state covers.
-        if self._store.failure is None:
-            # `flush_round` may have copied a state that waits for the disk. Write it first: there is room for one copy.
-            if self.state.files.has_taken:
-                self.state.write()
-            if self._is_used and not self.state.needs_survey:
-                self._snapshot_state()
-                self.state.write()
+        if self._store.failure is None and self._broken is None:
+            try:
+                self._persist()
+            except Broken as broken:
+                self._broken = broken
+        if self._broken is not None and self._store.failure is None:
+            self._start_over(self._broken)  # the next start reads the timer topic
         self.state.files.close()
+
+    def _persist(self) -> None:
+        # `flush_round` may have copied a state that waits for the disk. Write it first: there is room for one copy.
+        if self.state.files.has_taken:
+            self.state.write()
+        if self._is_used and not self.state.needs_survey:
+            self._snapshot_state()
+            self.state.write()
 
     @property
     def _is_used(self) -> bool:
@@ -392,6 +407,8 @@ class Timer:
         state, now_ms = self.state, self._clock.now_ms()
         wait_ms = min(float(state.precision_ms - now_ms % state.precision_ms), 1000.0)
         try:
+            if self._broken is not None:
+                raise self._broken
             if await self._proceed(now_ms):
                 wait_ms = 0.0
             self._refusal = ""
@@ -441,11 +458,18 @@ class Timer:
         return False
 
     def _start_over(self, broken: Broken) -> float:
-        """Rebuild timer log and wheel, unless a thread writes them. Return the time until the next `_round` in ms."""
+        """Rebuild timer log and wheel, unless a thread writes them or the disk refuses. Return the time until the next
+        `_round` in ms."""
+        self._broken = broken
         # While a thread writes the snapshot, the files must not change.
         if self.state.files.has_taken:
             return _RETRY_MS
-        self.state.start_over(broken, delivered=self.dequeue.delivered)
+        try:
+            self.state.start_over(broken, delivered=self.dequeue.delivered)
+        except OSError as error:
+            _log.error("timer log and wheel cannot be rebuilt, trying again: %s", error)
+            return _RETRY_MS
+        self._broken = None
         self.dequeue.begin()
         self._backlog_end, self._begun_ms = self.state.clamp(), 0
         return 0.0

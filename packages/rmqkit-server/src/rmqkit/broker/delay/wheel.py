@@ -55,7 +55,7 @@ from rmqkit.store.files import JsonFile
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.timer.check import Waiting
-from rmqkit.store.timer.files import TimerFiles
+from rmqkit.store.timer.files import TimerFiles, UnitsLost
 from rmqkit.store.timer.log import DELETE, NONE, PLAIN, ROLL, Unit
 
 __all__ = ["INTEGER", "Broken", "Enqueue", "Late", "TimerState"]
@@ -396,8 +396,11 @@ class TimerState:
 
     def write(self) -> None:
         """Write the copied state. Any thread can call this. Raises OSError: the disk refused. The next call tries
-        again."""
-        self.files.write()
+        again. Raises Broken: the timer log lost units after a failed flush, and there is no copied state any more."""
+        try:
+            self.files.write()
+        except UnitsLost as error:
+            raise Broken(str(error)) from None
         # Write the counts last: a start counts again if the stored counts do not belong to the timer log.
         metrics = self._taken_metrics
         if metrics.data_version.counter != self._written_counter:

@@ -42,11 +42,18 @@ from rmqkit.protocol.schemas.brokers import (
 )
 from rmqkit.store.files import make_directory, sync_directory
 from rmqkit.store.timer.check import Damage, Waiting, check_wheel, is_long, looks_sound, unit_weight, waiting_of
-from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, TimerLog, Unit
+from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, TimerLog, Unit, UnitsLost
 from rmqkit.store.timer.wheel import Slot, TimerWheel
 from rmqkit.system import disk
 
-__all__ = ["CHECKPOINT_FILE_BYTES", "TimerFiles", "checkpoint_fault", "load_timer_checkpoint", "save_timer_checkpoint"]
+__all__ = [
+    "CHECKPOINT_FILE_BYTES",
+    "TimerFiles",
+    "UnitsLost",
+    "checkpoint_fault",
+    "load_timer_checkpoint",
+    "save_timer_checkpoint",
+]
 
 CHECKPOINT_FILE_BYTES = 4096
 _AHEAD_MS_MAX = 60_000
@@ -222,9 +229,15 @@ class TimerFiles:
 
     def write(self) -> None:
         """Make the snapshot durable. Any thread can call this, but only one at a time.
+        Raises UnitsLost: the page cache lost units after a failed sync; there is no snapshot any more. Call
+        `start_over`.
         Raises OSError: a write failed; the next call repeats all writes."""
         assert self._taken is not None, "take() was called"
-        self.log.sync()
+        try:
+            self.log.sync()
+        except UnitsLost:
+            self._taken = None
+            raise
         self.wheel.write()
         save_timer_checkpoint(self._path, self._taken)
         self.checkpoint, self._taken = self._taken, None

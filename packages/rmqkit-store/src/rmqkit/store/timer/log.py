@@ -66,6 +66,10 @@ class Unit(NamedTuple):
         return self.magic & (DELETE | ROLL) == DELETE
 
 
+class UnitsLost(BytesLost):
+    """The error that is raised if the page cache no longer holds the units of a failed sync."""
+
+
 class TimerLog:
     """The timer log of the store directory ``root``. Call `FileQueue.load` of its ``queue`` and `truncate` to open
     it.
@@ -167,13 +171,13 @@ class TimerLog:
     def sync(self) -> None:
         """Wait until all units are on the disk. Any thread can call this. Raises OSError: the sync failed; the next
         call writes the units again.
-        Raises BytesLost: the page cache no longer has the units; the next start reads the timer topic again."""
+        Raises UnitsLost: the page cache no longer has the units. The timer topic must be read again."""
         for file in self.queue.refused():
             # After a start or a cut, zeros follow that are not on the disk, either. Units that reappear there do no
             # harm: `TimerFiles.recover` compares each with its message.
             file.again_from = max(0, file.again_from or 0)
             if not _is_whole(file):
-                raise BytesLost(file.path)
+                raise UnitsLost(file.path)
         self.queue.sync()
 
     def close(self) -> None:
