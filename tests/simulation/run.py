@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rmqkit.protocol.schemas.topics import TopicConfig
+from rmqkit.store.log.mapped_file import BytesLost
 from rmqkit.testing.simulation import Cluster, Server, World
 from tests.simulation import operators, oracles
 from tests.simulation.clients import ORDERED, TOPICS, TOPICS_OF, ClientProcess, Keys, consumer_main, produce
@@ -70,6 +71,7 @@ class Run:
         self.befallen = 0
         self.diverged: set[str] = set()
         self.widest: dict[str, int] = {}
+        self.lost: dict[str, BytesLost] = {}
 
     def execute(self) -> Outcome:
         """Run everything, and return the outcome."""
@@ -157,6 +159,7 @@ class Run:
         return healed
 
     def _is_quiet(self) -> bool:
+        self._restart_lost()
         if not all(server.broker is not None for server in self.cluster.brokers):
             return False
         if any(
@@ -166,6 +169,15 @@ class Run:
         ):
             return False
         return self._logs_equal() and not self._is_anything_being_sent()
+
+    def _restart_lost(self) -> None:
+        """Restart brokers whose page cache dropped bytes, as their logs ask for."""
+        for server in self.cluster.brokers:
+            failure = None if server.broker is None else server.broker.context.store.failure
+            if isinstance(failure, BytesLost) and self.lost.get(server.name) is not failure:
+                self.lost[server.name] = failure
+                server.stop()
+                server.start_when_stopped()
 
     def _is_anything_being_sent(self) -> bool:
         alive = {f"{process.name} {process.number}" for process in self.world.processes if process.is_alive}
