@@ -423,3 +423,40 @@ def test_copy_taken_after_durable_holds_the_message(tmp_path: Path) -> None:
         copy = copy_store(store.root, tmp_path / "copy")
     with opened(copy) as store:
         assert [record.body for record in read_all(store, "TopicTest")] == [b"kept"]
+
+
+@pytest.mark.parametrize("codes", [None, frozenset({7})], ids=["all", "a tag"])
+def test_a_reader_waits_at_an_entry_that_the_page_cache_dropped(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, codes: frozenset[int] | None
+) -> None:
+    """It moved past the entry, and the message, which the next start finds again, was never consumed."""
+    queues_only(gate, monkeypatch)
+    settings = small_settings(flush_interval_ms=3_600_000, queue_flush_interval_ms=3_600_000)
+    with opened(tmp_path / "s", settings) as store:
+        put_all(store, message(), message(), message())
+        gate.error = OSError(errno.EIO, "Input/output error")
+        store.flusher.flush_queues()
+        with (tmp_path / "s" / "consumequeue" / "TopicTest" / "0" / f"{0:020d}").open("r+b") as file:
+            file.seek(20)
+            file.write(bytes(40))
+        gate.error = None
+        for _ in range(2):
+            found = store.get("TopicTest", 0, 0, codes=codes, count_max=32)
+            assert (found.count, found.next_begin_offset) == (1 if codes is None else 0, 1)
+            found = store.get("TopicTest", 0, 1, codes=codes, count_max=32)
+            assert (found.status, found.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 1)
+            store.flusher.flush_queues()  # it finds the loss
+    with opened(tmp_path / "s", settings) as store:
+        assert len(read_all(store, "TopicTest")) == 3
+
+
+def test_records_that_the_page_cache_dropped_are_not_returned(tmp_path: Path, gate: Gate) -> None:
+    with opened(tmp_path / "s", small_settings(flush_interval_ms=3_600_000)) as store:
+        put_all(store, message(body=b"one"), message(body=b"two"))
+        gate.error = OSError(errno.EIO, "Input/output error")
+        store.flusher.flush_log()
+        with (tmp_path / "s" / "commitlog" / f"{0:020d}").open("r+b") as file:
+            file.write(bytes(2000))
+        found = store.get("TopicTest", 0, 0, count_max=32)
+        assert (found.status, found.records) == (GetStatus.MESSAGE_WAS_REMOVING, [])
+        gate.error = None

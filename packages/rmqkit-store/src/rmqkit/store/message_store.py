@@ -674,6 +674,8 @@ class MessageStore:
         queue = self._readable(topic, queue_id)
         if queue is None:
             return GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0)
+        if self.flusher.failure is not None:  # the system may have dropped bytes of this process, too
+            self.reader.doubted_end = self.log.max_offset
         found = self.reader.get(queue, queue_offset, count_max, codes, accept, accept_entry, joins=joins)
         if self.older is not None:
             found.min_offset = self.older.min_offset(topic, queue_id)

@@ -106,8 +106,8 @@ class Reader:
     """Reads of the queues of one store.
 
     Attributes:
-        doubted_end: end of the records that an earlier process wrote. Such a record is checked before it is returned:
-            it must match its entry and have its original body.
+        doubted_end: end of the records that an earlier process wrote, or that a failed flush may have damaged. Such a
+            record is checked before it is returned: it must match its entry and have its original body.
     """
 
     def __init__(self, log: CommitLog, settings: StoreSettings) -> None:
@@ -230,28 +230,23 @@ class Reader:
                 message_count, units, total_bytes, size, count_max, is_near=log_end - physical_offset <= memory_bytes
             ):
                 break
+            if size <= 0 and _may_return(queue):
+                if not result.records:
+                    result.status = GetStatus.OFFSET_FOUND_NULL
+                break
             last = physical_offset
             # Also move past skipped entries: a consumer that gets the same offset again would make no progress.
             result.next_begin_offset = following
             if physical_offset < removed_below:
                 continue
-            if (codes is not None or accept_entry is not None) and not _is_wanted(
-                queue, stored_code, codes, accept_entry
-            ):
-                continue
-            record = log.slice(physical_offset, size)
-            if (
-                record is not None
-                and physical_offset < self.doubted_end
-                and not self._is_sound(record, queue, following - units, physical_offset)
-            ):
-                record = None
+            if size > 0 and not _is_wanted(queue, stored_code, codes, accept_entry):
+                continue  # a damaged entry is reported instead
+            record = self._slice(queue, following - units, physical_offset, size)
             if record is None:
                 if not result.records:
                     result.status = GetStatus.MESSAGE_WAS_REMOVING
-                if 0 <= physical_offset < log.min_offset and size != BLANK_SIZE:
-                    removed_below = log.min_offset
                 if size != BLANK_SIZE:
+                    removed_below = log.min_offset if 0 <= physical_offset < log.min_offset else removed_below
                     self._log_lost(queue, following - units, physical_offset, size)
                 continue
             if accept is not None and not accept(record):
@@ -264,6 +259,13 @@ class Reader:
         result.size = total_bytes
         result.suggest_slave = log_end - last > memory_bytes
         return result
+
+    def _slice(self, queue: AnyQueue, queue_offset: int, physical_offset: int, size: int) -> memoryview | None:
+        """Return the record of an entry, or None if there is no valid record."""
+        record = self._log.slice(physical_offset, size)
+        if record is None or physical_offset >= self.doubted_end:
+            return record
+        return record if self._is_sound(record, queue, queue_offset, physical_offset) else None
 
     def _is_full(self, count: int, units: int, total_bytes: int, size: int, count_max: int, *, is_near: bool) -> bool:
         """Return True if a pull is full and must stop before its next record, of ``units`` messages and ``size``
@@ -417,8 +419,16 @@ def _shift(record: memoryview, queue: AnyQueue, queue_offset: int, physical_offs
     return int(number - queue_offset)
 
 
+def _may_return(queue: AnyQueue) -> bool:
+    """Return True if a damaged entry may be sound again after a restart, so that a reader must not move past it: XFS
+    and btrfs drop the pages of a failed sync."""
+    return not isinstance(queue, LiteQueue) and queue.queue.unsynced_bytes > 0
+
+
 def _is_wanted(queue: AnyQueue, stored_code: int, codes: frozenset[int] | None, accept_entry: EntryTest | None) -> bool:
     """Return True if an entry passes both filters. An entry with an unknown tag passes the tag filter."""
+    if codes is None and accept_entry is None:
+        return True
     code: int | None = stored_code
     unit = None
     if is_address(stored_code):
