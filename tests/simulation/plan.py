@@ -131,6 +131,8 @@ def plan_of(seed: int) -> Plan:
         if chance.random() < 0.3
     }
     plan.faults = _faults(plan, chance)
+    if not any(fault.kind in _LOSING for fault in plan.faults) and random.Random(f"{seed} flush").random() < 0.3:
+        plan.settings["flushDiskType"] = "ASYNC_FLUSH"
     return plan
 
 
@@ -161,6 +163,9 @@ def _settings(chance: random.Random, slaves: int) -> dict[str, object]:
 
 
 # ---------------------------------------------------------------- faults
+
+_LOSING = ("power", "power at call", "failing")
+"""The faults that may lose what is acknowledged and not flushed."""
 
 Maker = Callable[[Plan, random.Random, float], Fault]
 
@@ -229,8 +234,9 @@ def _some_faults(plan: Plan, chance: random.Random, kinds: list[str], count: int
 
 
 def with_kinds(plan: Plan, kinds: list[str], count: int = 8) -> Plan:
-    """Return the plan with faults of some kinds only."""
-    return plan.with_faults(_some_faults(plan, random.Random(f"{plan.seed} focus"), kinds, count))
+    """Return the plan with faults of some kinds only, and with SYNC_FLUSH."""
+    faults = _some_faults(plan, random.Random(f"{plan.seed} focus"), kinds, count)
+    return replace(plan, faults=faults, settings={**plan.settings, "flushDiskType": "SYNC_FLUSH"})
 
 
 def shape_of(plan: Plan) -> dict[str, Any]:
