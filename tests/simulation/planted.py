@@ -1,5 +1,6 @@
 """Faults planted on purpose, one at a time: a function of the product is replaced by a copy with a fault. The simulator
-must find each within two minutes of one core, and for the right reason::
+must find each within two minutes of one core, and for the right reason. A found fault is shrunk, and printed as a
+story::
 
     python -m tests.simulation.planted              # search for all faults from the first seed on
     python -m tests.simulation.planted timer POP    # the faults with one of these words in their names
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,9 +39,13 @@ from rmqkit.testing.simulation.disk import ROOT
 from tests.simulation.ledger import Kind
 from tests.simulation.plan import MAKERS, Plan, plan_of, with_kinds
 from tests.simulation.run import Outcome, Run
+from tests.simulation.shrink import shrunk
+from tests.simulation.story import told
 
 SECONDS = 120.0
 """The CPU time within which each fault must be found."""
+_SHRINK_SECONDS = 60.0
+_STORY_LINES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,7 +468,10 @@ def _search(chosen: list[Planted]) -> int:
             continue
         plan, outcome, seconds = found
         print(f"{planted.name}: seed {plan.seed}, {seconds:.1f} s of CPU: {planted.finding(outcome)}")
-        print("".join(f"    {fault}\n" for fault in plan.faults), end="", flush=True)
+        with planted.plant():
+            plan = shrunk(plan, outcome.signature, seconds=_SHRINK_SECONDS)
+            again = f"python -m tests.simulation.planted {shlex.quote(planted.name)}"
+            print(told(plan, lines=_STORY_LINES, again=again), flush=True)
     return int(missed > 0)
 
 

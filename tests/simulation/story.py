@@ -11,8 +11,8 @@ _LAST_LINES = 25
 _TOLD = ("FAULT", "FINDING", "kill", "power", "start", "ended", "log", "healed", "unhandled")
 
 
-def told(plan: Plan, *, lines: int = _LAST_LINES) -> str:
-    """Run a plan again, and return its story."""
+def told(plan: Plan, *, lines: int = _LAST_LINES, again: str = "") -> str:
+    """Run a plan again, and return its story. ``again``: the line that repeats it, if it is not `command`."""
     outcome = Run(plan, keeps_story=True).execute()
     parts = [f"seed {plan.seed} fails: {outcome.findings[0] if outcome.findings else 'nothing, this time'}"]
     parts += [f"  {name}: {value}" for name, value in shape_of(plan).items()]
@@ -21,7 +21,7 @@ def told(plan: Plan, *, lines: int = _LAST_LINES) -> str:
     parts += [f"  finding: {finding}" for finding in outcome.findings]
     parts.append(f"  the last lines of {len(outcome.story)}:")
     parts += [f"    {line}" for line in _last(outcome, lines)]
-    parts.append(f"  run it again: {command(plan)}")
+    parts.append(f"  run it again: {again or command(plan)}")
     return "\n".join(parts)
 
 
