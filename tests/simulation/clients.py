@@ -30,6 +30,7 @@ TOPICS_OF = {
     "pop": {TOPIC, DELAYED},
     "broadcast": {TOPIC},
     "once": {TOPIC},
+    "pull": {TOPIC},
 }
 _LEVELS = {1: 1.0, 2: 5.0}
 _BATCH = 3
@@ -182,28 +183,32 @@ def consumer_main(group: str, kind: str) -> Callable[[ClientProcess], Awaitable[
     """Return the main function of a member of a group."""
 
     async def consume(client: ClientProcess) -> None:
-        run, chance = client.run, client.chance
         assert client.stops is not None
-        member = f"{client.name}.{client.incarnation}"
         consumer = _consumer(client, group, kind)
+        chance = client.chance
 
         async def handle(message: Any) -> None:
-            arrival = run.ledger.arrived(group, member, message, run.world.now)
-            if chance.random() < run.plan.slow_share:
-                await asyncio.sleep(chance.random() * 3)
-            if chance.random() < run.plan.failing_share and not run.is_healed:
-                arrival.failed = True
-                arrival.ended = run.world.now
-                raise ConnectionError("a handler that fails")
-            arrival.ended = run.world.now
+            await handled(client, group, message, chance)
 
-        seen = RedisDedupe(run.keys.client(), lease_seconds=20) if kind == "once" else None
+        seen = RedisDedupe(client.run.keys.client(), lease_seconds=20) if kind == "once" else None
         for topic in sorted(TOPICS_OF[kind]):
             consumer.on(topic, dedupe=seen)(handle)
         async with consumer:
             await client.stops.wait()
 
     return consume
+
+
+async def handled(client: ClientProcess, group: str, message: Any, chance: random.Random) -> None:
+    """Handle a message. Raises ConnectionError: this call of the handler fails."""
+    run = client.run
+    arrival = run.ledger.arrived(group, f"{client.name}.{client.incarnation}", message, run.world.now)
+    if chance.random() < run.plan.slow_share:
+        await asyncio.sleep(chance.random() * 3)
+    arrival.failed = chance.random() < run.plan.failing_share and not run.is_healed
+    arrival.ended = run.world.now
+    if arrival.failed:
+        raise ConnectionError("a handler that fails")
 
 
 def _consumer(client: ClientProcess, group: str, kind: str) -> PushConsumer:
@@ -259,4 +264,4 @@ class Keys:
         return value if end > self._run.world.now else None
 
 
-__all__ = ["TOPICS", "TOPICS_OF", "ClientProcess", "Ledger", "consumer_main", "produce"]
+__all__ = ["TOPICS", "TOPICS_OF", "ClientProcess", "Ledger", "consumer_main", "handled", "produce"]

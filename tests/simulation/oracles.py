@@ -7,7 +7,7 @@ nothing strange, changed or rolled     at each call of a handler (`Ledger.arrive
   back is delivered
 a dedupe handles nothing twice         at the end, if no member was killed or paused
 nothing is delivered early             at the end, for each arrival of a delayed message, if no clock was moved
-order in a queue                       at the end, for ordered groups: no message is skipped
+order in a queue                       at the end, for ordered and pull groups: no message is skipped
 one member handles a queue in order    at the end, for ordered groups, if no broker lost its locks
 offsets never pass what was not        twice a second, in the tables of the brokers
   handled
@@ -112,13 +112,13 @@ class Watch:
         assert server.broker is not None
         table, name = server.broker.context.offsets, str(server.settings["brokerName"])
         for group, kind in self._run.plan.groups.items():
-            for topic in sorted(TOPICS_OF[kind]) if kind in ("push", "ordered") else ():
+            for topic in sorted(TOPICS_OF[kind]) if kind in ("push", "ordered", "pull") else ():
                 for queue_id, committed in table.queues(group, topic).items():
                     before = self._committed.get((group, name, topic, queue_id), 0)
                     self._committed[group, name, topic, queue_id] = committed
                     for offset in range(before, committed):
                         number = self._run.ledger.by_place.get(Place(topic, name, queue_id, offset))
-                        if number is not None and not self._was_handled(group, number):
+                        if number is not None and not self._was_handled(group, number, or_failed=kind != "pull"):
                             said = f"{group} committed {committed} of {topic}-{queue_id}, and {number} at {offset}"
                             self._find(f"{said} was not handled")
 
@@ -131,8 +131,11 @@ class Watch:
         if has > is_safe:
             self._find(f"{slave.name} has the log up to {has}, and {master.name} has flushed it up to {is_safe}")
 
-    def _was_handled(self, group: str, number: int) -> bool:
-        return any(arrival.ended is not None for arrival in self._run.ledger.by_number[group].get(number, ()))
+    def _was_handled(self, group: str, number: int, *, or_failed: bool) -> bool:
+        """Return True if a call for a message has ended. ``or_failed``: a failed call counts, because the broker has
+        the message again."""
+        arrivals = self._run.ledger.by_number[group].get(number, ())
+        return any(one.ended is not None and (or_failed or not one.failed) for one in arrivals)
 
     def _look_at_bounds(self) -> None:
         world = self._run.world
@@ -155,24 +158,24 @@ class Watch:
                     self._find(f"{group} got {one.number} {one.due - arrival.at:.3f} s early")
 
     def _look_at_order(self) -> None:
-        """Find messages that an ordered group handled before an earlier one of their queue."""
+        """Find messages that an ordered or pull group got before it handled an earlier one of their queue."""
         ledger = self._run.ledger
         for group, kind in self._run.plan.groups.items():
-            if kind != "ordered":
+            if kind not in ("ordered", "pull"):
                 continue
-            offsets: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+            offsets: defaultdict[tuple[str, str, int], set[int]] = defaultdict(set)
             for one in ledger.sent.values():
-                if one.place is not None and one.kind is Kind.ORDERED:
-                    offsets[one.place.broker, one.place.queue_id].add(one.place.offset)
-            handled: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+                if one.place is not None and one.topic in TOPICS_OF[kind]:
+                    offsets[one.place[:3]].add(one.place.offset)
+            handled: defaultdict[tuple[str, str, int], set[int]] = defaultdict(set)
             for arrival in ledger.arrivals[group]:
-                queue = arrival.place.broker, arrival.place.queue_id
+                queue = arrival.place[:3]
                 skipped = {at for at in offsets[queue] if at < arrival.place.offset} - handled[queue]
-                if arrival.is_retried or not skipped:
-                    handled[queue].add(arrival.place.offset)
-                else:
+                if skipped and not arrival.is_retried:
                     self._find(f"{group} got {arrival.place} before {min(skipped)}")
                     return
+                if kind == "ordered" or (arrival.ended is not None and not arrival.failed):
+                    handled[queue].add(arrival.place.offset)
 
     def _look_at_locks(self) -> None:
         """Find two members of an ordered group that handled messages of one queue at the same time. A broker has its

@@ -59,8 +59,8 @@ class Plan:
     Attributes:
         settings: of all brokers.
         kinds: the kinds of sends.
-        groups: the consumer groups: name → ``push``, ``ordered``, ``pop``, ``broadcast``, or ``once``: push with a
-            dedupe.
+        groups: the consumer groups: name → ``push``, ``ordered``, ``pop``, ``broadcast``, ``pull``, or ``once``: push
+            with a dedupe.
         members: the number of members of each group.
         seconds: the time of sends and faults. Afterwards everything is healed.
         pace: seconds between two sends of a producer.
@@ -131,7 +131,29 @@ def plan_of(seed: int) -> Plan:
         if chance.random() < 0.3
     }
     plan.faults = _faults(plan, chance)
+    _add_more(plan, random.Random(f"{seed} more"))
     return plan
+
+
+def _add_more(plan: Plan, chance: random.Random) -> None:
+    """Add groups, and faults of their members. This has a generator of its own: it leaves the rest of a plan alone."""
+    if chance.random() < 0.33:
+        plan.groups["G-pull"] = "pull"
+        plan.faults = _merged(plan, _faults_of("G-pull", plan, chance))
+
+
+def _faults_of(group: str, plan: Plan, chance: random.Random) -> list[Fault]:
+    """Return faults of the members of a group."""
+    faults = []
+    for _ in range(chance.choice([0, 0, 2, 5])):
+        at, member = round(chance.uniform(1.0, plan.seconds), 3), f"{group}-{chance.randrange(plan.members)}"
+        faults.append(chance.choice(_MEMBER_FAULTS)(plan, chance, at, member))
+    return faults
+
+
+def _merged(plan: Plan, faults: list[Fault]) -> list[Fault]:
+    """Return the faults of a plan and others, in the order of their times."""
+    return sorted([*plan.faults, *faults], key=lambda fault: fault.at)
 
 
 def _settings(chance: random.Random, slaves: int) -> dict[str, object]:
@@ -206,6 +228,15 @@ MAKERS: dict[str, Maker] = {
     "clock": lambda p, c, at: Fault(at, "clock", c.choice(p.servers), (c.choice([-1, 1]) * c.choice([200, 5000]),)),
 }
 """The kinds of faults. The values of each are explained in `tests.simulation.run`."""
+
+_MEMBER_FAULTS: tuple[Callable[[Plan, random.Random, float, str], Fault], ...] = (
+    lambda p, c, at, one: Fault(at, "client killed", one, (_soon(c, 5) + 0.1,)),
+    lambda p, c, at, one: Fault(at, "client restarted", one, (_soon(c, 5) + 0.1,)),
+    lambda p, c, at, one: Fault(at, "pause", one, (_soon(c, 15),)),
+    lambda p, c, at, one: Fault(at, "cut", f"{c.choice(p.servers)}>{one}"),
+    lambda p, c, at, one: Fault(at, "half stall", f"{c.choice(p.servers)}>{one}", (_soon(c, 20),)),
+)
+"""The faults of one client."""
 
 ACTIONS: dict[str, Maker] = {
     "reset": lambda p, c, at: Fault(at, "reset", c.choice(list(p.groups))),

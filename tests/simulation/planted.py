@@ -29,6 +29,7 @@ from rmqkit.broker.tables.clients import QueueLocks
 from rmqkit.broker.transaction.handlers import TransactionHandlers
 from rmqkit.client.consumer.consume import ConcurrentConsumeService
 from rmqkit.client.consumer.dedupe import RedisDedupe
+from rmqkit.client.consumer.poll import PollBuffer
 from rmqkit.store.flush import Flusher
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.queues.consume_queue import ConsumeQueue
@@ -249,6 +250,17 @@ def _offset_before_check_point() -> Any:
     return _replaced(PopRead, "_pop_queue", pop_queue)
 
 
+def _buffered_counts_as_consumed() -> Any:
+    original = PollBuffer.positions
+
+    def positions(self: PollBuffer) -> Any:
+        """Return also the positions of messages that no poll has returned."""
+        buffered = {one.queue: messages[-1].queue_offset + 1 for one, messages in self._ready if not one.is_dropped}
+        return original(self) | buffered
+
+    return _replaced(PollBuffer, "positions", positions)
+
+
 # ---------------------------------------------------------------- plans that use what is faulty
 
 
@@ -422,6 +434,13 @@ PLANTED = (
         "G-pop did not get",
         1,
         _with_faults("full", "failing", *_KILLS, groups={"G-pop": "pop"}, slaves=0),
+    ),
+    Planted(
+        "a commit of a pull consumer covers its buffer",
+        _buffered_counts_as_consumed,
+        "G-pull committed .* was not handled",
+        3,
+        _with(groups={"G-pull": "pull"}, seconds=6.0, members=1, slow_share=0.3, pace=0.1),
     ),
 )
 """All planted faults."""

@@ -23,6 +23,7 @@ from tests.simulation import operators, oracles
 from tests.simulation.clients import ORDERED, TOPICS, TOPICS_OF, ClientProcess, Keys, consumer_main, produce
 from tests.simulation.ledger import Ledger, State
 from tests.simulation.plan import Fault, Plan, plan_of
+from tests.simulation.pulling import pull_main
 
 _START_SECONDS = 30.0
 _HEALING_SECONDS = 240.0
@@ -106,7 +107,8 @@ class Run:
             found[f"producer-{number}"] = ClientProcess(self, f"producer-{number}", produce)
         for group, kind in self.plan.groups.items():
             for number in range(self.plan.members):
-                found[f"{group}-{number}"] = ClientProcess(self, f"{group}-{number}", consumer_main(group, kind))
+                main = pull_main(group) if kind == "pull" else consumer_main(group, kind)
+                found[f"{group}-{number}"] = ClientProcess(self, f"{group}-{number}", main)
         return found
 
     # ---- phases
