@@ -16,6 +16,8 @@ everything acknowledged is delivered   after the healing, within a bound
 everything acknowledged is stored      on the disks, after a clean stop, at its place, byte for byte: in the log, or,
                                          if it is older than the log, in a whole segment of the archive
 a half message ends once               the same; after a fault, a broker or a producer may have repeated it
+a batch of the exactly-once sink is    the same, in all logs: each row once and in order; if its query has given up, all
+  stored once                            rows or none
 masters and slaves are one history     the same: the slave's log is the beginning of the master's
 a slave has nothing that its master    twice a second, with SYNC_FLUSH
   can lose
@@ -39,6 +41,7 @@ from rmqkit.store.archive.places import Folder
 from rmqkit.store.archive.segment import SegmentFile, blocks_of
 from rmqkit.store.offline import check as fsck
 from rmqkit.testing.simulation import BrokerServer, Cluster
+from tests.simulation import sinking
 from tests.simulation.clients import TOPICS, TOPICS_OF
 from tests.simulation.ledger import Arrival, Kind, Place, State, number_of
 
@@ -228,6 +231,7 @@ class Watch:
                 first = missing[0]
                 said = f"{group} did not get {len(missing)} messages, the first is {first.number}"
                 found.append(f"{said} ({first.kind.value}, {first.place or first.topic})")
+        found += [] if run.query.batch is None else [f"batch {run.query.batch.prefix[:-1]} is not committed"]
         for slave in run.cluster.slaves:
             is_settled = has_caught_up(run.cluster, slave) or reports_divergence(run, slave)
             found += [] if is_settled else [f"{slave.name} has not caught up"]
@@ -251,6 +255,12 @@ def judge_disks(run: Run, folder: Path) -> list[str]:
     for master in run.cluster.masters:
         old = archived(folder / master.name, str(master.settings["brokerName"]))
         findings += _judge_log(run, master, logs[master.name], old)
+    stored = (
+        (str(one.settings["brokerName"]), message)
+        for one in run.cluster.masters
+        for message in messages_of(logs[one.name])
+    )
+    findings += sinking.judge(run.query, stored)[:_SHOWN] if run.plan.sink else []
     for slave in (one for one in run.cluster.slaves if one.name not in run.diverged):
         name = str(slave.settings["brokerName"])
         findings += _compare(name, logs[name], slave.name, logs[slave.name])

@@ -65,6 +65,9 @@ class Plan:
         seconds: the time of sends and faults. Afterwards everything is healed.
         pace: seconds between two sends of a producer.
         failing_share: the share of the calls of handlers that fail.
+        executors: the number of executors of a query that writes to a topic exactly once; 0: no query.
+        hits_share: the share of the commits and tasks of this query that a kill or a pause hits.
+        rows_per_s: the limit of its commits; 0: no limit.
     """
 
     seed: int
@@ -82,6 +85,9 @@ class Plan:
     slow_share: float
     drifts: dict[str, tuple[float, float]]
     faults: list[Fault] = field(default_factory=list)
+    executors: int = 0
+    hits_share: float = 0.0
+    rows_per_s: int = 0
 
     def with_faults(self, faults: list[Fault]) -> Plan:
         """Return the plan with other faults."""
@@ -99,7 +105,14 @@ class Plan:
     @property
     def clients(self) -> list[str]:
         names = [f"producer-{number}" for number in range(self.producers)]
-        return names + [f"{group}-{number}" for group in self.groups for number in range(self.members)]
+        names += [f"{group}-{number}" for group in self.groups for number in range(self.members)]
+        return names + self.sink
+
+    @property
+    def sink(self) -> list[str]:
+        """The processes of the query."""
+        executors = [f"spark-executor-{number}" for number in range(self.executors)]
+        return ["spark-driver", *executors] if executors else []
 
 
 def plan_of(seed: int) -> Plan:
@@ -139,16 +152,17 @@ def _add_more(plan: Plan, chance: random.Random) -> None:
     """Add groups, and faults of their members. This has a generator of its own: it leaves the rest of a plan alone."""
     if chance.random() < 0.33:
         plan.groups["G-pull"] = "pull"
-        plan.faults = _merged(plan, _faults_of("G-pull", plan, chance))
+        plan.faults = _merged(plan, _faults_of([f"G-pull-{i}" for i in range(plan.members)], plan, chance))
+    if chance.random() < 0.2:
+        plan.executors, plan.hits_share = chance.choice([1, 2, 2]), chance.choice([0.1, 0.3, 0.6])
+        plan.rows_per_s = chance.choice([0, 2])
+        plan.faults = _merged(plan, _faults_of(plan.sink, plan, chance))
 
 
-def _faults_of(group: str, plan: Plan, chance: random.Random) -> list[Fault]:
-    """Return faults of the members of a group."""
-    faults = []
-    for _ in range(chance.choice([0, 0, 2, 5])):
-        at, member = round(chance.uniform(1.0, plan.seconds), 3), f"{group}-{chance.randrange(plan.members)}"
-        faults.append(chance.choice(_MEMBER_FAULTS)(plan, chance, at, member))
-    return faults
+def _faults_of(clients: list[str], plan: Plan, chance: random.Random) -> list[Fault]:
+    """Return faults of some clients."""
+    times = [round(chance.uniform(1.0, plan.seconds), 3) for _ in range(chance.choice([0, 0, 2, 5]))]
+    return [chance.choice(_CLIENT_FAULTS)(plan, chance, at, chance.choice(clients)) for at in times]
 
 
 def _merged(plan: Plan, faults: list[Fault]) -> list[Fault]:
@@ -229,7 +243,7 @@ MAKERS: dict[str, Maker] = {
 }
 """The kinds of faults. The values of each are explained in `tests.simulation.run`."""
 
-_MEMBER_FAULTS: tuple[Callable[[Plan, random.Random, float, str], Fault], ...] = (
+_CLIENT_FAULTS: tuple[Callable[[Plan, random.Random, float, str], Fault], ...] = (
     lambda p, c, at, one: Fault(at, "client killed", one, (_soon(c, 5) + 0.1,)),
     lambda p, c, at, one: Fault(at, "client restarted", one, (_soon(c, 5) + 0.1,)),
     lambda p, c, at, one: Fault(at, "pause", one, (_soon(c, 15),)),
@@ -271,6 +285,7 @@ def shape_of(plan: Plan) -> dict[str, Any]:
         "slaves": plan.slaves,
         "kinds": ", ".join(kind.value for kind in plan.kinds),
         "groups": ", ".join(f"{name} ({kind})" for name, kind in plan.groups.items()),
+        "executors": f"{plan.executors}, {plan.hits_share:g} of their steps hit, {plan.rows_per_s} rows/s",
         "members": plan.members,
         "producers": plan.producers,
         "seconds": plan.seconds,

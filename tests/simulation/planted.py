@@ -30,6 +30,7 @@ from rmqkit.broker.transaction.handlers import TransactionHandlers
 from rmqkit.client.consumer.consume import ConcurrentConsumeService
 from rmqkit.client.consumer.dedupe import RedisDedupe
 from rmqkit.client.consumer.poll import PollBuffer
+from rmqkit.spark.sink.exactly_once import ExactlyOnce
 from rmqkit.store.flush import Flusher
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.queues.consume_queue import ConsumeQueue
@@ -261,6 +262,15 @@ def _buffered_counts_as_consumed() -> Any:
     return _replaced(PollBuffer, "positions", positions)
 
 
+def _row_overlooked() -> Any:
+    original = ExactlyOnce._not_visible
+
+    def not_visible(self: ExactlyOnce, batch: Any) -> Any:
+        return original(self, batch)[1:]
+
+    return _replaced(ExactlyOnce, "_not_visible", not_visible)
+
+
 # ---------------------------------------------------------------- plans that use what is faulty
 
 
@@ -441,6 +451,15 @@ PLANTED = (
         "G-pull committed .* was not handled",
         3,
         _with(groups={"G-pull": "pull"}, seconds=6.0, members=1, slow_share=0.3, pace=0.1),
+    ),
+    Planted(
+        "a sink that takes over a batch overlooks a row",
+        _row_overlooked,
+        "is committed, and row .* is stored 0 times",
+        1,
+        _with(
+            groups={}, kinds=[Kind.PLAIN], faults=[], seconds=10.0, pace=1.0, executors=2, hits_share=0.6, rows_per_s=2
+        ),
     ),
 )
 """All planted faults."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.testing.simulation import Cluster, Server, World
-from tests.simulation import operators, oracles
+from tests.simulation import operators, oracles, sinking
 from tests.simulation.clients import ORDERED, TOPICS, TOPICS_OF, ClientProcess, Keys, consumer_main, produce
 from tests.simulation.ledger import Ledger, State
 from tests.simulation.plan import Fault, Plan, plan_of
@@ -58,6 +58,8 @@ class Run:
 
     Attributes:
         is_sending, is_healed: whether producers send, and whether all faults have ended.
+        healed_at: when they ended.
+        query: the query that writes to a topic exactly once, if the plan has one.
     """
 
     def __init__(self, plan: Plan, *, keeps_story: bool = False) -> None:
@@ -68,6 +70,8 @@ class Run:
         self.findings: list[str] = []
         self.is_sending = True
         self.is_healed = False
+        self.healed_at = 0.0
+        self.query = sinking.Query(self)
         self.befallen = 0
         self.diverged: set[str] = set()
         self.widest: dict[str, int] = {}
@@ -109,6 +113,8 @@ class Run:
             for number in range(self.plan.members):
                 main = pull_main(group) if kind == "pull" else consumer_main(group, kind)
                 found[f"{group}-{number}"] = ClientProcess(self, f"{group}-{number}", main)
+        for name in self.plan.sink:
+            found[name] = ClientProcess(self, name, sinking.drive if name == "spark-driver" else sinking.execute)
         return found
 
     # ---- phases
@@ -122,7 +128,7 @@ class Run:
             self.findings += [f"{server.name}: {server.failures[-1]}" for server in cluster.servers if server.failures]
             return False
         for master in cluster.masters:
-            for topic in sorted(TOPICS):
+            for topic in sorted(TOPICS | ({sinking.TOPIC} if self.plan.sink else set())):
                 queues = 4 if topic == ORDERED else _QUEUES
                 master.on_loop(lambda broker, topic=topic, queues=queues: create_topic(broker, topic, queues))
         world.run(until=world.now + 1)
@@ -143,7 +149,7 @@ class Run:
     def _heal(self) -> bool:
         """End all faults, and wait until everything is served."""
         world, network = self.world, self.world.network
-        self.is_healed = True
+        self.is_healed, self.healed_at = True, world.now
         network.heal()
         for machine in world.machines.values():
             machine.disk.heal()
@@ -167,7 +173,7 @@ class Run:
             if kind != "broadcast"
         ):
             return False
-        return self._logs_equal() and not self._is_anything_being_sent()
+        return self.query.is_settled and self._logs_equal() and not self._is_anything_being_sent()
 
     def _is_anything_being_sent(self) -> bool:
         alive = {f"{process.name} {process.number}" for process in self.world.processes if process.is_alive}
