@@ -52,6 +52,11 @@ def configure(run: Run, broker: str, index: int) -> None:
     _ask(run, f"{key}={value} at {broker}", lambda admin: admin.brokers.update_config({key: value}, broker))
 
 
+def expire(run: Run, broker: str) -> None:
+    """Let a broker delete expired files."""
+    _ask(run, f"expired files of {broker}", lambda admin: admin.brokers.clean("expired-commitlog", broker))
+
+
 def _ask(run: Run, what: str, work: Callable[[Admin], Awaitable[object]]) -> None:
     async def main() -> None:
         try:

@@ -16,6 +16,8 @@ everything acknowledged is delivered   after the healing, within a bound
 everything acknowledged is stored      on the disks, after a clean stop, at its place, byte for byte: in the log, or,
                                          if it is older than the log, in a whole segment of the archive
 a half message ends once               the same; after a fault, a broker or a producer may have repeated it
+nothing young is deleted, and queues   twice a second, and on the disks, if an hour passed on the clock of a broker
+  begin with a message
 a batch of the exactly-once sink is    the same, in all logs: each row once and in order; if its query has given up, all
   stored once                            rows or none
 masters and slaves are one history     the same: the slave's log is the beginning of the master's
@@ -94,6 +96,9 @@ class Watch:
 
     def end(self) -> None:
         self._is_on = False
+        for server in self._run.cluster.masters:
+            self._run.expiry.look(server)
+            self._run.expiry.look_at_ends(server)
         self._look_at_times()
         self._look_at_order()
         self._look_at_locks()
@@ -104,6 +109,7 @@ class Watch:
             return
         for server in self._run.cluster.masters:
             if server.is_running and server.broker is not None:
+                self._run.expiry.look(server)
                 self._look_at_offsets(server)
         for slave in self._run.cluster.slaves:
             self._look_at_slave(slave)
@@ -121,7 +127,9 @@ class Watch:
                     self._committed[group, name, topic, queue_id] = committed
                     for offset in range(before, committed):
                         number = self._run.ledger.by_place.get(Place(topic, name, queue_id, offset))
-                        if number is not None and not self._was_handled(group, number, or_failed=kind != "pull"):
+                        if number is None or number in self._run.ledger.deleted:
+                            continue
+                        if not self._was_handled(group, number, or_failed=kind != "pull"):
                             said = f"{group} committed {committed} of {topic}-{queue_id}, and {number} at {offset}"
                             self._find(f"{said} was not handled")
 
@@ -168,7 +176,7 @@ class Watch:
                 continue
             offsets: defaultdict[tuple[str, str, int], set[int]] = defaultdict(set)
             for one in ledger.sent.values():
-                if one.place is not None and one.topic in TOPICS_OF[kind]:
+                if one.place is not None and one.topic in TOPICS_OF[kind] and one.number not in ledger.deleted:
                     offsets[one.place[:3]].add(one.place.offset)
             handled: defaultdict[tuple[str, str, int], set[int]] = defaultdict(set)
             for arrival in ledger.arrivals[group]:
@@ -301,8 +309,10 @@ def _judge_log(run: Run, master: BrokerServer, log: dict[str, bytes], old: dict[
         one = ledger.sent.get(number)
         if one is None or one.body != bytes(record.body):
             findings.append(f"{place} holds what nobody sent")
+    run.expiry.judge(name, stored)
     for one in ledger.sent.values():
-        if one.place is not None and one.place.broker == name and stored.get(one.place) != one.number:
+        is_kept = one.place is not None and one.place.broker == name and one.number not in ledger.deleted
+        if is_kept and one.place is not None and stored.get(one.place) != one.number:
             findings.append(f"{one.number} was acknowledged at {one.place} and is not there")
         if one.kind is Kind.ROLLED_BACK and copies[one.number]:
             findings.append(f"{one.number} was rolled back and is stored")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.simulation import expiry
 from tests.simulation.ledger import Kind
 
 _SENTENCES = {
@@ -31,6 +32,8 @@ _SENTENCES = {
     "clock": "the wall clock of {target} is set by {0:g} ms",
     "reset": "an operator moves {target} to the beginning of its topics",
     "queues": "an operator gives {target} {0:g} queues",
+    "age": "an hour, which is the retention, passes on the wall clock of {target}",
+    "expire": "an operator lets {target} delete expired files",
     "settings": "an operator changes setting {0:g} of {target}",
 }
 """A sentence for each kind of fault."""
@@ -157,6 +160,28 @@ def _add_more(plan: Plan, chance: random.Random) -> None:
         plan.executors, plan.hits_share = chance.choice([1, 2, 2]), chance.choice([0.1, 0.3, 0.6])
         plan.rows_per_s = chance.choice([0, 2])
         plan.faults = _merged(plan, _faults_of(plan.sink, plan, chance))
+    elif not plan.slaves and chance.random() < 0.12:
+        expire(plan, chance)
+
+
+def expire(plan: Plan, chance: random.Random) -> None:
+    """Let files expire during the run. Only messages whose place is known are sent, so that deleted ones are known. Now
+    and then the members of a group are dead while the broker deletes."""
+    plan.kinds = [kind for kind in plan.kinds if kind in (Kind.PLAIN, Kind.BATCH, Kind.ORDERED)]
+    plan.groups = {name: kind for name, kind in plan.groups.items() if kind in ("push", "ordered", "pull")}
+    plan.settings |= expiry.SETTINGS
+    plan.seconds, plan.pace, plan.body_bytes, plan.failing_share = expiry.SECONDS, 0.6, 6000, 0.0
+    faults = []
+    for server in plan.servers:
+        at = chance.uniform(20.0, 55.0)
+        faults.append(Fault(round(at, 3), "age", server))
+        faults += [Fault(round(late, 3), "expire", server) for late in (at + 1, 59.0, 62.0, 64.0)]
+    if chance.random() < 0.5:
+        group = chance.choice(sorted(plan.groups))
+        faults += [Fault(15.0, "client killed", f"{group}-{i}", (50.0,)) for i in range(plan.members)]
+    known = {*plan.servers, *plan.clients, *plan.groups, "namesrv-0", "Plain"}
+    plan.faults = [fault for fault in plan.faults if set(fault.target.split(">")) <= known]
+    plan.faults = _merged(plan, faults)
 
 
 def _faults_of(clients: list[str], plan: Plan, chance: random.Random) -> list[Fault]:

@@ -12,6 +12,7 @@ The exit code is 1 if a fault is not found, or if a known seed has findings with
 from __future__ import annotations
 
 import os
+import random
 import re
 import sys
 import time
@@ -35,9 +36,11 @@ from rmqkit.store.flush import Flusher
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.replica import log_part
+from rmqkit.store.retention import Retention
 from rmqkit.testing.simulation.disk import ROOT
+from tests.simulation.expiry import HOUR_MS
 from tests.simulation.ledger import Kind
-from tests.simulation.plan import MAKERS, Plan, plan_of, with_kinds
+from tests.simulation.plan import MAKERS, Plan, expire, plan_of, with_kinds
 from tests.simulation.run import Outcome, Run
 
 SECONDS = 120.0
@@ -271,6 +274,15 @@ def _row_overlooked() -> Any:
     return _replaced(ExactlyOnce, "_not_visible", not_visible)
 
 
+def _retention_of_no_hours() -> Any:
+    original = Retention._drop_log_files
+
+    def drop_log_files(self: Retention, now_ms: int, dispatched_offset: int) -> int:
+        return original(self, now_ms + HOUR_MS, dispatched_offset)
+
+    return _replaced(Retention, "_drop_log_files", drop_log_files)
+
+
 # ---------------------------------------------------------------- plans that use what is faulty
 
 
@@ -325,6 +337,13 @@ def _with_archive(plan: Plan) -> Plan:
         slow_share=0.0,
         faults=[],
     )(plan)
+
+
+def _with_expiry(plan: Plan) -> Plan:
+    """Return a plan in which files expire."""
+    changed = _with(slaves=0, brokers=1, executors=0, faults=[])(plan)
+    expire(changed, random.Random(f"{plan.seed} expiry"))
+    return changed
 
 
 def _with_faults(*kinds: str, **changes: Any) -> Callable[[Plan], Plan]:
@@ -460,6 +479,13 @@ PLANTED = (
         _with(
             groups={}, kinds=[Kind.PLAIN], faults=[], seconds=10.0, pace=1.0, executors=2, hits_share=0.6, rows_per_s=2
         ),
+    ),
+    Planted(
+        "files are deleted an hour too early",
+        _retention_of_no_hours,
+        "younger than the retention",
+        1,
+        _with_expiry,
     ),
 )
 """All planted faults."""

@@ -21,6 +21,7 @@ from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.testing.simulation import Cluster, Server, World
 from tests.simulation import operators, oracles, sinking
 from tests.simulation.clients import ORDERED, TOPICS, TOPICS_OF, ClientProcess, Keys, consumer_main, produce
+from tests.simulation.expiry import Expiry
 from tests.simulation.ledger import Ledger, State
 from tests.simulation.plan import Fault, Plan, plan_of
 from tests.simulation.pulling import pull_main
@@ -60,6 +61,7 @@ class Run:
         is_sending, is_healed: whether producers send, and whether all faults have ended.
         healed_at: when they ended.
         query: the query that writes to a topic exactly once, if the plan has one.
+        expiry: the messages that brokers deleted because of their age.
     """
 
     def __init__(self, plan: Plan, *, keeps_story: bool = False) -> None:
@@ -72,6 +74,7 @@ class Run:
         self.is_healed = False
         self.healed_at = 0.0
         self.query = sinking.Query(self)
+        self.expiry = Expiry(self)
         self.befallen = 0
         self.diverged: set[str] = set()
         self.widest: dict[str, int] = {}
@@ -92,7 +95,9 @@ class Run:
                     server.machine.disk.copy_to(Path(folder, server.name))
             if is_complete:  # outside: the checks read real files
                 self.findings += oracles.judge_disks(self, Path(folder))
-        self.findings += self.ledger.findings[:3] + self.watch.findings[:3] + world.errors[:3]
+        self.findings += (
+            self.expiry.findings[:3] + self.ledger.findings[:3] + self.watch.findings[:3] + world.errors[:3]
+        )
         return Outcome(
             self.plan.seed,
             self.findings,
@@ -308,6 +313,8 @@ _BEFALL: dict[str, Callable[[Run, Fault], object]] = {
     ),
     "slow disk": lambda run, fault: run.world.machine(fault.target).disk.slow(fault.values[0]),
     "clock": _clock,
+    "age": lambda run, fault: run.expiry.age(fault.target),
+    "expire": lambda run, fault: operators.expire(run, fault.target),
     "reset": lambda run, fault: operators.reset(run, fault.target),
     "queues": lambda run, fault: operators.widen(run, fault.target, int(fault.values[0])),
     "settings": lambda run, fault: operators.configure(run, fault.target, int(fault.values[0])),
