@@ -17,6 +17,7 @@ from rmqkit.client.runtime.settings import MessageModel, Popping, ProducerSettin
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message
 from rmqkit.testing.simulation import Process
+from tests.simulation import lives
 from tests.simulation.ledger import Kind, Ledger, Sent, number_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,9 @@ TOPICS_OF = {
     "broadcast": {TOPIC},
     "once": {TOPIC},
     "pull": {TOPIC},
+    "fleeting": {lives.TOPIC},
 }
+_TOPICS_OF_KINDS = {Kind.ORDERED: ORDERED, Kind.LEVEL: DELAYED, Kind.TIMED: DELAYED, Kind.FLEETING: lives.TOPIC}
 _LEVELS = {1: 1.0, 2: 5.0}
 _BATCH = 3
 _KEYS = 5
@@ -136,7 +139,7 @@ async def _pause(stops: asyncio.Event, seconds: float) -> None:
 async def _send(producer: TransactionProducer, run: Run, chance: random.Random, kind: Kind) -> bool:
     """Send a message or a batch. Return True if a broker acknowledged it."""
     ledger, world = run.ledger, run.world
-    topic = {Kind.ORDERED: ORDERED, Kind.LEVEL: DELAYED, Kind.TIMED: DELAYED}.get(kind, TOPIC)
+    topic = _TOPICS_OF_KINDS.get(kind, TOPIC)
     sizes = [chance.randrange(run.plan.body_bytes) for _ in range(_BATCH if kind is Kind.BATCH else 1)]
     sender = world.current_process
     assert sender is not None, "a process sends"
@@ -188,6 +191,8 @@ def consumer_main(group: str, kind: str) -> Callable[[ClientProcess], Awaitable[
         chance = client.chance
 
         async def handle(message: Any) -> None:
+            if kind == "fleeting":
+                client.run.lives.arrived(message)
             await handled(client, group, message, chance)
 
         seen = RedisDedupe(client.run.keys.client(), lease_seconds=20) if kind == "once" else None

@@ -21,6 +21,7 @@ class Kind(Enum):
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     ONE_WAY = "one-way"
+    FLEETING = "fleeting"
 
 
 class State(Enum):

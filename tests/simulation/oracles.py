@@ -18,6 +18,8 @@ everything acknowledged is stored      on the disks, after a clean stop, at its 
 a half message ends once               the same; after a fault, a broker or a producer may have repeated it
 nothing young is deleted, and queues   twice a second, and on the disks, if an hour passed on the clock of a broker
   begin with a message
+a deleted topic or group leaves        at each call of a handler, after each deletion, and in the queues at the end
+  nothing to its next life
 a batch of the exactly-once sink is    the same, in all logs: each row once and in order; if its query has given up, all
   stored once                            rows or none
 masters and slaves are one history     the same: the slave's log is the beginning of the master's
@@ -55,6 +57,8 @@ _TASKS_MAX = 600
 _CONNECTIONS_MAX = 300
 _FILES_MAX = 2000
 _SHOWN = 3
+INCOMPLETE = ("broadcast", "fleeting")
+"""Groups that need not get everything: members miss messages while they are dead, or a deletion removes messages."""
 _ENDS_OF_LOCKS = ("kill", "kill at call", "power", "power at call", "restart", "failing", "full")
 
 
@@ -99,6 +103,7 @@ class Watch:
         for server in self._run.cluster.masters:
             self._run.expiry.look(server)
             self._run.expiry.look_at_ends(server)
+        self._run.lives.look()
         self._look_at_times()
         self._look_at_order()
         self._look_at_locks()
@@ -234,7 +239,7 @@ class Watch:
         down = [server for server in run.cluster.brokers if server.broker is None]
         found = [f"{server.name} does not run after the healing: {server.failures[-1:]}" for server in down]
         for group, kind in run.plan.groups.items():
-            missing = [] if kind == "broadcast" else run.ledger.missing(group, TOPICS_OF[kind])
+            missing = [] if kind in INCOMPLETE else run.ledger.missing(group, TOPICS_OF[kind])
             if missing:
                 first = missing[0]
                 said = f"{group} did not get {len(missing)} messages, the first is {first.number}"

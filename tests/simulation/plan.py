@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tests.simulation import expiry
+from tests.simulation import expiry, lives
 from tests.simulation.ledger import Kind
 
 _SENTENCES = {
@@ -34,9 +34,15 @@ _SENTENCES = {
     "queues": "an operator gives {target} {0:g} queues",
     "age": "an hour, which is the retention, passes on the wall clock of {target}",
     "expire": "an operator lets {target} delete expired files",
+    "renewed": "an operator deletes {target}, and creates it again",
+    "group deleted": "an operator deletes {target}",
     "settings": "an operator changes setting {0:g} of {target}",
 }
 """A sentence for each kind of fault."""
+
+
+_KINDS = [kind for kind in Kind if kind not in (Kind.PLAIN, Kind.FLEETING)]
+"""The kinds of sends that a plan has or has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +68,8 @@ class Plan:
     Attributes:
         settings: of all brokers.
         kinds: the kinds of sends.
-        groups: the consumer groups: name → ``push``, ``ordered``, ``pop``, ``broadcast``, ``pull``, or ``once``: push
-            with a dedupe.
+        groups: the consumer groups: name → ``push``, ``ordered``, ``pop``, ``broadcast``, ``pull``, ``once``: push with
+            a dedupe, or ``fleeting``: push of a topic that is deleted and created again.
         members: the number of members of each group.
         seconds: the time of sends and faults. Afterwards everything is healed.
         pace: seconds between two sends of a producer.
@@ -122,7 +128,7 @@ def plan_of(seed: int) -> Plan:
     """Return the plan of a seed."""
     chance = random.Random(f"{seed} plan")
     slaves = chance.choice([0, 0, 0, 1])
-    kinds = [Kind.PLAIN, *(kind for kind in Kind if kind is not Kind.PLAIN and chance.random() < 0.5)]
+    kinds = [Kind.PLAIN, *(kind for kind in _KINDS if chance.random() < 0.5)]
     others = {"G-ordered": "ordered", "G-pop": "pop", "G-all": "broadcast", "G-once": "once"}
     groups = {"G-push": "push"} | {name: kind for name, kind in others.items() if chance.random() < 0.5}
     plan = Plan(
@@ -162,6 +168,8 @@ def _add_more(plan: Plan, chance: random.Random) -> None:
         plan.faults = _merged(plan, _faults_of(plan.sink, plan, chance))
     elif not plan.slaves and chance.random() < 0.12:
         expire(plan, chance)
+    elif not plan.slaves and chance.random() < 0.25:
+        renew(plan, chance)
 
 
 def expire(plan: Plan, chance: random.Random) -> None:
@@ -181,6 +189,18 @@ def expire(plan: Plan, chance: random.Random) -> None:
         faults += [Fault(15.0, "client killed", f"{group}-{i}", (50.0,)) for i in range(plan.members)]
     known = {*plan.servers, *plan.clients, *plan.groups, "namesrv-0", "Plain"}
     plan.faults = [fault for fault in plan.faults if set(fault.target.split(">")) <= known]
+    plan.faults = _merged(plan, faults)
+
+
+def renew(plan: Plan, chance: random.Random) -> None:
+    """Add a topic that is deleted and created again, and a group that is deleted while its members are dead."""
+    plan.kinds = [*plan.kinds, Kind.FLEETING]
+    plan.groups[lives.GROUP] = "fleeting"
+    faults = [Fault(round(chance.uniform(1.0, plan.seconds), 3), "renewed", lives.TOPIC) for _ in range(2)]
+    if chance.random() < 0.5:
+        at = round(chance.uniform(1.0, plan.seconds), 3)
+        faults += [Fault(at, "client killed", f"{lives.GROUP}-{i}", (4.0,)) for i in range(plan.members)]
+        faults.append(Fault(at + 1.0, "group deleted", lives.GROUP))
     plan.faults = _merged(plan, faults)
 
 

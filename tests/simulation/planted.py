@@ -35,12 +35,13 @@ from rmqkit.spark.sink.exactly_once import ExactlyOnce
 from rmqkit.store.flush import Flusher
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.queues.consume_queue import ConsumeQueue
+from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.replica import log_part
 from rmqkit.store.retention import Retention
 from rmqkit.testing.simulation.disk import ROOT
 from tests.simulation.expiry import HOUR_MS
 from tests.simulation.ledger import Kind
-from tests.simulation.plan import MAKERS, Plan, expire, plan_of, with_kinds
+from tests.simulation.plan import MAKERS, Plan, expire, plan_of, renew, with_kinds
 from tests.simulation.run import Outcome, Run
 
 SECONDS = 120.0
@@ -283,6 +284,13 @@ def _retention_of_no_hours() -> Any:
     return _replaced(Retention, "_drop_log_files", drop_log_files)
 
 
+def _queues_of_deleted_topic_left() -> Any:
+    def delete_topic(self: ConsumeQueues, topic: str) -> None:
+        """Leave the queues: the topic that is created again has the old messages."""
+
+    return _replaced(ConsumeQueues, "delete_topic", delete_topic)
+
+
 # ---------------------------------------------------------------- plans that use what is faulty
 
 
@@ -343,6 +351,13 @@ def _with_expiry(plan: Plan) -> Plan:
     """Return a plan in which files expire."""
     changed = _with(slaves=0, brokers=1, executors=0, faults=[])(plan)
     expire(changed, random.Random(f"{plan.seed} expiry"))
+    return changed
+
+
+def _with_renewal(plan: Plan) -> Plan:
+    """Return a plan in which a topic is deleted and created again, and kills."""
+    changed = _with_faults(*_KILLS, slaves=0, brokers=1, executors=0, seconds=6.0, pace=0.1, kinds=[], groups={})(plan)
+    renew(changed, random.Random(f"{plan.seed} renewal"))
     return changed
 
 
@@ -486,6 +501,13 @@ PLANTED = (
         "younger than the retention",
         1,
         _with_expiry,
+    ),
+    Planted(
+        "queues of a deleted topic are left",
+        _queues_of_deleted_topic_left,
+        "of a former life",
+        6,
+        _with_renewal,
     ),
 )
 """All planted faults."""

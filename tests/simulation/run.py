@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.testing.simulation import Cluster, Server, World
-from tests.simulation import operators, oracles, sinking
+from tests.simulation import lives, operators, oracles, sinking
 from tests.simulation.clients import ORDERED, TOPICS, TOPICS_OF, ClientProcess, Keys, consumer_main, produce
 from tests.simulation.expiry import Expiry
 from tests.simulation.ledger import Ledger, State
@@ -62,6 +62,7 @@ class Run:
         healed_at: when they ended.
         query: the query that writes to a topic exactly once, if the plan has one.
         expiry: the messages that brokers deleted because of their age.
+        lives: the topic and the group that an operator deletes.
     """
 
     def __init__(self, plan: Plan, *, keeps_story: bool = False) -> None:
@@ -75,6 +76,7 @@ class Run:
         self.healed_at = 0.0
         self.query = sinking.Query(self)
         self.expiry = Expiry(self)
+        self.lives = lives.Lives(self)
         self.befallen = 0
         self.diverged: set[str] = set()
         self.widest: dict[str, int] = {}
@@ -95,9 +97,9 @@ class Run:
                     server.machine.disk.copy_to(Path(folder, server.name))
             if is_complete:  # outside: the checks read real files
                 self.findings += oracles.judge_disks(self, Path(folder))
-        self.findings += (
-            self.expiry.findings[:3] + self.ledger.findings[:3] + self.watch.findings[:3] + world.errors[:3]
-        )
+        for part in (self.expiry, self.lives, self.ledger, self.watch):
+            self.findings += part.findings[:3]
+        self.findings += world.errors[:3]
         return Outcome(
             self.plan.seed,
             self.findings,
@@ -133,7 +135,7 @@ class Run:
             self.findings += [f"{server.name}: {server.failures[-1]}" for server in cluster.servers if server.failures]
             return False
         for master in cluster.masters:
-            for topic in sorted(TOPICS | ({sinking.TOPIC} if self.plan.sink else set())):
+            for topic in sorted(TOPICS | self._more_topics()):
                 queues = 4 if topic == ORDERED else _QUEUES
                 master.on_loop(lambda broker, topic=topic, queues=queues: create_topic(broker, topic, queues))
         world.run(until=world.now + 1)
@@ -141,6 +143,10 @@ class Run:
             client.start()
         world.run(until=world.now + 1)
         return True
+
+    def _more_topics(self) -> set[str]:
+        found = {sinking.TOPIC} if self.plan.sink else set()
+        return found | ({lives.TOPIC} if lives.GROUP in self.plan.groups else set())
 
     def _work(self) -> bool:
         world, begin = self.world, self.world.now
@@ -175,7 +181,7 @@ class Run:
         if any(
             self.ledger.missing(group, TOPICS_OF[kind])
             for group, kind in self.plan.groups.items()
-            if kind != "broadcast"
+            if kind not in oracles.INCOMPLETE
         ):
             return False
         return self.query.is_settled and self._logs_equal() and not self._is_anything_being_sent()
@@ -315,6 +321,8 @@ _BEFALL: dict[str, Callable[[Run, Fault], object]] = {
     "clock": _clock,
     "age": lambda run, fault: run.expiry.age(fault.target),
     "expire": lambda run, fault: operators.expire(run, fault.target),
+    "renewed": lambda run, _: operators.ask(run, f"{lives.TOPIC} is renewed", run.lives.renew),
+    "group deleted": lambda run, _: operators.ask(run, f"{lives.GROUP} is deleted", run.lives.delete_group),
     "reset": lambda run, fault: operators.reset(run, fault.target),
     "queues": lambda run, fault: operators.widen(run, fault.target, int(fault.values[0])),
     "settings": lambda run, fault: operators.configure(run, fault.target, int(fault.values[0])),
