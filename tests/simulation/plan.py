@@ -124,8 +124,8 @@ class Plan:
         return ["spark-driver", *executors] if executors else []
 
 
-def plan_of(seed: int) -> Plan:
-    """Return the plan of a seed."""
+def plan_of(seed: int, *, has_more: bool = True) -> Plan:
+    """Return the plan of a seed. ``has_more``: with the parts that `_add_more` adds."""
     chance = random.Random(f"{seed} plan")
     slaves = chance.choice([0, 0, 0, 1])
     kinds = [Kind.PLAIN, *(kind for kind in _KINDS if chance.random() < 0.5)]
@@ -153,7 +153,8 @@ def plan_of(seed: int) -> Plan:
         if chance.random() < 0.3
     }
     plan.faults = _faults(plan, chance)
-    _add_more(plan, random.Random(f"{seed} more"))
+    if has_more:
+        _add_more(plan, random.Random(f"{seed} more"))
     return plan
 
 

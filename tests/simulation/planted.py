@@ -67,8 +67,8 @@ class Planted:
     focus: Callable[[Plan], Plan]
 
     def plan(self, seed: int) -> Plan:
-        """Return the plan of a seed with the focus of this fault."""
-        return self.focus(plan_of(seed))
+        """Return the plan of a seed with the focus of this fault, which also adds what it needs."""
+        return self.focus(plan_of(seed, has_more=False))
 
     def finding(self, outcome: Outcome) -> str | None:
         """Return the finding that shows this fault, or None."""
