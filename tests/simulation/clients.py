@@ -17,6 +17,7 @@ from rmqkit.client.runtime.settings import MessageModel, Popping, ProducerSettin
 from rmqkit.errors import RmqError
 from rmqkit.protocol.message import Message
 from rmqkit.testing.simulation import Process
+from tests.simulation import lives
 from tests.simulation.ledger import Kind, Ledger, Sent, number_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,10 @@ TOPICS_OF = {
     "pop": {TOPIC, DELAYED},
     "broadcast": {TOPIC},
     "once": {TOPIC},
+    "pull": {TOPIC},
+    "fleeting": {lives.TOPIC},
 }
+_TOPICS_OF_KINDS = {Kind.ORDERED: ORDERED, Kind.LEVEL: DELAYED, Kind.TIMED: DELAYED, Kind.FLEETING: lives.TOPIC}
 _LEVELS = {1: 1.0, 2: 5.0}
 _BATCH = 3
 _KEYS = 5
@@ -135,7 +139,7 @@ async def _pause(stops: asyncio.Event, seconds: float) -> None:
 async def _send(producer: TransactionProducer, run: Run, chance: random.Random, kind: Kind) -> bool:
     """Send a message or a batch. Return True if a broker acknowledged it."""
     ledger, world = run.ledger, run.world
-    topic = {Kind.ORDERED: ORDERED, Kind.LEVEL: DELAYED, Kind.TIMED: DELAYED}.get(kind, TOPIC)
+    topic = _TOPICS_OF_KINDS.get(kind, TOPIC)
     sizes = [chance.randrange(run.plan.body_bytes) for _ in range(_BATCH if kind is Kind.BATCH else 1)]
     sender = world.current_process
     assert sender is not None, "a process sends"
@@ -182,28 +186,34 @@ def consumer_main(group: str, kind: str) -> Callable[[ClientProcess], Awaitable[
     """Return the main function of a member of a group."""
 
     async def consume(client: ClientProcess) -> None:
-        run, chance = client.run, client.chance
         assert client.stops is not None
-        member = f"{client.name}.{client.incarnation}"
         consumer = _consumer(client, group, kind)
+        chance = client.chance
 
         async def handle(message: Any) -> None:
-            arrival = run.ledger.arrived(group, member, message, run.world.now)
-            if chance.random() < run.plan.slow_share:
-                await asyncio.sleep(chance.random() * 3)
-            if chance.random() < run.plan.failing_share and not run.is_healed:
-                arrival.failed = True
-                arrival.ended = run.world.now
-                raise ConnectionError("a handler that fails")
-            arrival.ended = run.world.now
+            if kind == "fleeting":
+                client.run.lives.arrived(message)
+            await handled(client, group, message, chance)
 
-        seen = RedisDedupe(run.keys.client(), lease_seconds=20) if kind == "once" else None
+        seen = RedisDedupe(client.run.keys.client(), lease_seconds=20) if kind == "once" else None
         for topic in sorted(TOPICS_OF[kind]):
             consumer.on(topic, dedupe=seen)(handle)
         async with consumer:
             await client.stops.wait()
 
     return consume
+
+
+async def handled(client: ClientProcess, group: str, message: Any, chance: random.Random) -> None:
+    """Handle a message. Raises ConnectionError: this call of the handler fails."""
+    run = client.run
+    arrival = run.ledger.arrived(group, f"{client.name}.{client.incarnation}", message, run.world.now)
+    if chance.random() < run.plan.slow_share:
+        await asyncio.sleep(chance.random() * 3)
+    arrival.failed = chance.random() < run.plan.failing_share and not run.is_healed
+    arrival.ended = run.world.now
+    if arrival.failed:
+        raise ConnectionError("a handler that fails")
 
 
 def _consumer(client: ClientProcess, group: str, kind: str) -> PushConsumer:
@@ -259,4 +269,4 @@ class Keys:
         return value if end > self._run.world.now else None
 
 
-__all__ = ["TOPICS", "TOPICS_OF", "ClientProcess", "Ledger", "consumer_main", "produce"]
+__all__ = ["TOPICS", "TOPICS_OF", "ClientProcess", "Ledger", "consumer_main", "handled", "produce"]

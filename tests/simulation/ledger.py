@@ -21,6 +21,7 @@ class Kind(Enum):
     COMMITTED = "committed"
     ROLLED_BACK = "rolled back"
     ONE_WAY = "one-way"
+    FLEETING = "fleeting"
 
 
 class State(Enum):
@@ -77,7 +78,7 @@ class Arrival:
 
 @dataclass
 class Ledger:
-    """Sends by number, and arrivals by group."""
+    """Sends by number, and arrivals by group. ``deleted``: the messages that the retention deleted."""
 
     sent: dict[int, Sent] = field(default_factory=dict)
     arrivals: dict[str, list[Arrival]] = field(default_factory=lambda: defaultdict(list))
@@ -85,6 +86,7 @@ class Ledger:
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
     by_place: dict[Place, int] = field(default_factory=dict)
+    deleted: set[int] = field(default_factory=set)
     findings: list[str] = field(default_factory=list)
 
     def begin(self, topic: str, kind: Kind, at: float, size: int, sender: str) -> Sent:
@@ -128,7 +130,10 @@ class Ledger:
         return [
             one
             for one in self.sent.values()
-            if one.state is State.ACKNOWLEDGED and one.topic in topics and one.kind is not Kind.ROLLED_BACK
+            if one.state is State.ACKNOWLEDGED
+            and one.topic in topics
+            and one.kind is not Kind.ROLLED_BACK
+            and one.number not in self.deleted
         ]
 
     def missing(self, group: str, topics: set[str]) -> list[Sent]:

@@ -31,7 +31,7 @@ def reset(run: Run, group: str) -> None:
         for topic in sorted(TOPICS_OF[run.plan.groups[group]]):
             await admin.offsets.reset(group, topic, 0)
 
-    _ask(run, f"reset of {group}", work)
+    ask(run, f"reset of {group}", work)
 
 
 def widen(run: Run, topic: str, queues: int) -> None:
@@ -43,16 +43,23 @@ def widen(run: Run, topic: str, queues: int) -> None:
             name = str(master.settings["brokerName"])
             await admin.topics.create(topic, broker=name, read_queues=queues, write_queues=queues)
 
-    _ask(run, f"{queues} queues for {topic}", work)
+    ask(run, f"{queues} queues for {topic}", work)
 
 
 def configure(run: Run, broker: str, index: int) -> None:
     """Change one of `HOT_SETTINGS`."""
     key, value = HOT_SETTINGS[index % len(HOT_SETTINGS)]
-    _ask(run, f"{key}={value} at {broker}", lambda admin: admin.brokers.update_config({key: value}, broker))
+    ask(run, f"{key}={value} at {broker}", lambda admin: admin.brokers.update_config({key: value}, broker))
 
 
-def _ask(run: Run, what: str, work: Callable[[Admin], Awaitable[object]]) -> None:
+def expire(run: Run, broker: str) -> None:
+    """Let a broker delete expired files."""
+    ask(run, f"expired files of {broker}", lambda admin: admin.brokers.clean("expired-commitlog", broker))
+
+
+def ask(run: Run, what: str, work: Callable[[Admin], Awaitable[object]]) -> None:
+    """Let an operator do something. Note a failure in the story."""
+
     async def main() -> None:
         try:
             async with Admin(run.cluster.addresses, timeout_ms=3000) as admin:

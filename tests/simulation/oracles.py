@@ -7,7 +7,7 @@ nothing strange, changed or rolled     at each call of a handler (`Ledger.arrive
   back is delivered
 a dedupe handles nothing twice         at the end, if no member was killed or paused
 nothing is delivered early             at the end, for each arrival of a delayed message, if no clock was moved
-order in a queue                       at the end, for ordered groups: no message is skipped
+order in a queue                       at the end, for ordered and pull groups: no message is skipped
 one member handles a queue in order    at the end, for ordered groups, if no broker lost its locks
 offsets never pass what was not        twice a second, in the tables of the brokers
   handled
@@ -16,6 +16,12 @@ everything acknowledged is delivered   after the healing, within a bound
 everything acknowledged is stored      on the disks, after a clean stop, at its place, byte for byte: in the log, or,
                                          if it is older than the log, in a whole segment of the archive
 a half message ends once               the same; after a fault, a broker or a producer may have repeated it
+nothing young is deleted, and queues   twice a second, and on the disks, if an hour passed on the clock of a broker
+  begin with a message
+a deleted topic or group leaves        at each call of a handler, after each deletion, and in the queues at the end
+  nothing to its next life
+a batch of the exactly-once sink is    the same, in all logs: each row once and in order; if its query has given up, all
+  stored once                            rows or none
 masters and slaves are one history     the same: the slave's log is the beginning of the master's
 a slave has nothing that its master    twice a second, with SYNC_FLUSH
   can lose
@@ -39,6 +45,7 @@ from rmqkit.store.archive.places import Folder
 from rmqkit.store.archive.segment import SegmentFile, blocks_of
 from rmqkit.store.offline import check as fsck
 from rmqkit.testing.simulation import BrokerServer, Cluster
+from tests.simulation import sinking
 from tests.simulation.clients import TOPICS, TOPICS_OF
 from tests.simulation.ledger import Arrival, Kind, Place, State, number_of
 
@@ -50,6 +57,8 @@ _TASKS_MAX = 600
 _CONNECTIONS_MAX = 300
 _FILES_MAX = 2000
 _SHOWN = 3
+INCOMPLETE = ("broadcast", "fleeting")
+"""Groups that need not get everything: members miss messages while they are dead, or a deletion removes messages."""
 _ENDS_OF_LOCKS = ("kill", "kill at call", "power", "power at call", "restart", "failing", "full")
 
 
@@ -91,6 +100,10 @@ class Watch:
 
     def end(self) -> None:
         self._is_on = False
+        for server in self._run.cluster.masters:
+            self._run.expiry.look(server)
+            self._run.expiry.look_at_ends(server)
+        self._run.lives.look()
         self._look_at_times()
         self._look_at_order()
         self._look_at_locks()
@@ -101,6 +114,7 @@ class Watch:
             return
         for server in self._run.cluster.masters:
             if server.is_running and server.broker is not None:
+                self._run.expiry.look(server)
                 self._look_at_offsets(server)
         for slave in self._run.cluster.slaves:
             self._look_at_slave(slave)
@@ -112,13 +126,15 @@ class Watch:
         assert server.broker is not None
         table, name = server.broker.context.offsets, str(server.settings["brokerName"])
         for group, kind in self._run.plan.groups.items():
-            for topic in sorted(TOPICS_OF[kind]) if kind in ("push", "ordered") else ():
+            for topic in sorted(TOPICS_OF[kind]) if kind in ("push", "ordered", "pull") else ():
                 for queue_id, committed in table.queues(group, topic).items():
                     before = self._committed.get((group, name, topic, queue_id), 0)
                     self._committed[group, name, topic, queue_id] = committed
                     for offset in range(before, committed):
                         number = self._run.ledger.by_place.get(Place(topic, name, queue_id, offset))
-                        if number is not None and not self._was_handled(group, number):
+                        if number is None or number in self._run.ledger.deleted:
+                            continue
+                        if not self._was_handled(group, number, or_failed=kind != "pull"):
                             said = f"{group} committed {committed} of {topic}-{queue_id}, and {number} at {offset}"
                             self._find(f"{said} was not handled")
 
@@ -131,8 +147,11 @@ class Watch:
         if has > is_safe:
             self._find(f"{slave.name} has the log up to {has}, and {master.name} has flushed it up to {is_safe}")
 
-    def _was_handled(self, group: str, number: int) -> bool:
-        return any(arrival.ended is not None for arrival in self._run.ledger.by_number[group].get(number, ()))
+    def _was_handled(self, group: str, number: int, *, or_failed: bool) -> bool:
+        """Return True if a call for a message has ended. ``or_failed``: a failed call counts, because the broker has
+        the message again."""
+        arrivals = self._run.ledger.by_number[group].get(number, ())
+        return any(one.ended is not None and (or_failed or not one.failed) for one in arrivals)
 
     def _look_at_bounds(self) -> None:
         world = self._run.world
@@ -155,24 +174,24 @@ class Watch:
                     self._find(f"{group} got {one.number} {one.due - arrival.at:.3f} s early")
 
     def _look_at_order(self) -> None:
-        """Find messages that an ordered group handled before an earlier one of their queue."""
+        """Find messages that an ordered or pull group got before it handled an earlier one of their queue."""
         ledger = self._run.ledger
         for group, kind in self._run.plan.groups.items():
-            if kind != "ordered":
+            if kind not in ("ordered", "pull"):
                 continue
-            offsets: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+            offsets: defaultdict[tuple[str, str, int], set[int]] = defaultdict(set)
             for one in ledger.sent.values():
-                if one.place is not None and one.kind is Kind.ORDERED:
-                    offsets[one.place.broker, one.place.queue_id].add(one.place.offset)
-            handled: defaultdict[tuple[str, int], set[int]] = defaultdict(set)
+                if one.place is not None and one.topic in TOPICS_OF[kind] and one.number not in ledger.deleted:
+                    offsets[one.place[:3]].add(one.place.offset)
+            handled: defaultdict[tuple[str, str, int], set[int]] = defaultdict(set)
             for arrival in ledger.arrivals[group]:
-                queue = arrival.place.broker, arrival.place.queue_id
+                queue = arrival.place[:3]
                 skipped = {at for at in offsets[queue] if at < arrival.place.offset} - handled[queue]
-                if arrival.is_retried or not skipped:
-                    handled[queue].add(arrival.place.offset)
-                else:
+                if skipped and not arrival.is_retried:
                     self._find(f"{group} got {arrival.place} before {min(skipped)}")
                     return
+                if kind == "ordered" or (arrival.ended is not None and not arrival.failed):
+                    handled[queue].add(arrival.place.offset)
 
     def _look_at_locks(self) -> None:
         """Find two members of an ordered group that handled messages of one queue at the same time. A broker has its
@@ -220,11 +239,12 @@ class Watch:
         down = [server for server in run.cluster.brokers if server.broker is None]
         found = [f"{server.name} does not run after the healing: {server.failures[-1:]}" for server in down]
         for group, kind in run.plan.groups.items():
-            missing = [] if kind == "broadcast" else run.ledger.missing(group, TOPICS_OF[kind])
+            missing = [] if kind in INCOMPLETE else run.ledger.missing(group, TOPICS_OF[kind])
             if missing:
                 first = missing[0]
                 said = f"{group} did not get {len(missing)} messages, the first is {first.number}"
                 found.append(f"{said} ({first.kind.value}, {first.place or first.topic})")
+        found += [] if run.query.batch is None else [f"batch {run.query.batch.prefix[:-1]} is not committed"]
         for slave in run.cluster.slaves:
             is_settled = has_caught_up(run.cluster, slave) or reports_divergence(run, slave)
             found += [] if is_settled else [f"{slave.name} has not caught up"]
@@ -248,6 +268,12 @@ def judge_disks(run: Run, folder: Path) -> list[str]:
     for master in run.cluster.masters:
         old = archived(folder / master.name, str(master.settings["brokerName"]))
         findings += _judge_log(run, master, logs[master.name], old)
+    stored = (
+        (str(one.settings["brokerName"]), message)
+        for one in run.cluster.masters
+        for message in messages_of(logs[one.name])
+    )
+    findings += sinking.judge(run.query, stored)[:_SHOWN] if run.plan.sink else []
     for slave in (one for one in run.cluster.slaves if one.name not in run.diverged):
         name = str(slave.settings["brokerName"])
         findings += _compare(name, logs[name], slave.name, logs[slave.name])
@@ -288,8 +314,10 @@ def _judge_log(run: Run, master: BrokerServer, log: dict[str, bytes], old: dict[
         one = ledger.sent.get(number)
         if one is None or one.body != bytes(record.body):
             findings.append(f"{place} holds what nobody sent")
+    run.expiry.judge(name, stored)
     for one in ledger.sent.values():
-        if one.place is not None and one.place.broker == name and stored.get(one.place) != one.number:
+        is_kept = one.place is not None and one.place.broker == name and one.number not in ledger.deleted
+        if is_kept and one.place is not None and stored.get(one.place) != one.number:
             findings.append(f"{one.number} was acknowledged at {one.place} and is not there")
         if one.kind is Kind.ROLLED_BACK and copies[one.number]:
             findings.append(f"{one.number} was rolled back and is stored")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.simulation import expiry, lives
 from tests.simulation.ledger import Kind
 
 _SENTENCES = {
@@ -31,9 +32,17 @@ _SENTENCES = {
     "clock": "the wall clock of {target} is set by {0:g} ms",
     "reset": "an operator moves {target} to the beginning of its topics",
     "queues": "an operator gives {target} {0:g} queues",
+    "age": "an hour, which is the retention, passes on the wall clock of {target}",
+    "expire": "an operator lets {target} delete expired files",
+    "renewed": "an operator deletes {target}, and creates it again",
+    "group deleted": "an operator deletes {target}",
     "settings": "an operator changes setting {0:g} of {target}",
 }
 """A sentence for each kind of fault."""
+
+
+_KINDS = [kind for kind in Kind if kind not in (Kind.PLAIN, Kind.FLEETING)]
+"""The kinds of sends that a plan has or has not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +68,15 @@ class Plan:
     Attributes:
         settings: of all brokers.
         kinds: the kinds of sends.
-        groups: the consumer groups: name → ``push``, ``ordered``, ``pop``, ``broadcast``, or ``once``: push with a
-            dedupe.
+        groups: the consumer groups: name → ``push``, ``ordered``, ``pop``, ``broadcast``, ``pull``, ``once``: push with
+            a dedupe, or ``fleeting``: push of a topic that is deleted and created again.
         members: the number of members of each group.
         seconds: the time of sends and faults. Afterwards everything is healed.
         pace: seconds between two sends of a producer.
         failing_share: the share of the calls of handlers that fail.
+        executors: the number of executors of a query that writes to a topic exactly once; 0: no query.
+        hits_share: the share of the commits and tasks of this query that a kill or a pause hits.
+        rows_per_s: the limit of its commits; 0: no limit.
     """
 
     seed: int
@@ -82,6 +94,9 @@ class Plan:
     slow_share: float
     drifts: dict[str, tuple[float, float]]
     faults: list[Fault] = field(default_factory=list)
+    executors: int = 0
+    hits_share: float = 0.0
+    rows_per_s: int = 0
 
     def with_faults(self, faults: list[Fault]) -> Plan:
         """Return the plan with other faults."""
@@ -99,14 +114,21 @@ class Plan:
     @property
     def clients(self) -> list[str]:
         names = [f"producer-{number}" for number in range(self.producers)]
-        return names + [f"{group}-{number}" for group in self.groups for number in range(self.members)]
+        names += [f"{group}-{number}" for group in self.groups for number in range(self.members)]
+        return names + self.sink
+
+    @property
+    def sink(self) -> list[str]:
+        """The processes of the query."""
+        executors = [f"spark-executor-{number}" for number in range(self.executors)]
+        return ["spark-driver", *executors] if executors else []
 
 
-def plan_of(seed: int) -> Plan:
-    """Return the plan of a seed."""
+def plan_of(seed: int, *, has_more: bool = True) -> Plan:
+    """Return the plan of a seed. ``has_more``: with the parts that `_add_more` adds."""
     chance = random.Random(f"{seed} plan")
     slaves = chance.choice([0, 0, 0, 1])
-    kinds = [Kind.PLAIN, *(kind for kind in Kind if kind is not Kind.PLAIN and chance.random() < 0.5)]
+    kinds = [Kind.PLAIN, *(kind for kind in _KINDS if chance.random() < 0.5)]
     others = {"G-ordered": "ordered", "G-pop": "pop", "G-all": "broadcast", "G-once": "once"}
     groups = {"G-push": "push"} | {name: kind for name, kind in others.items() if chance.random() < 0.5}
     plan = Plan(
@@ -131,9 +153,69 @@ def plan_of(seed: int) -> Plan:
         if chance.random() < 0.3
     }
     plan.faults = _faults(plan, chance)
-    if not any(fault.kind in _LOSING for fault in plan.faults) and random.Random(f"{seed} flush").random() < 0.3:
+    if has_more:
+        _add_more(plan, random.Random(f"{seed} more"))
+    if has_more and not any(fault.kind in _LOSING for fault in plan.faults) and chance.random() < 0.3:
         plan.settings["flushDiskType"] = "ASYNC_FLUSH"
     return plan
+
+
+def _add_more(plan: Plan, chance: random.Random) -> None:
+    """Add groups, and faults of their members. This has a generator of its own: it leaves the rest of a plan alone."""
+    if chance.random() < 0.33:
+        plan.groups["G-pull"] = "pull"
+        plan.faults = _merged(plan, _faults_of([f"G-pull-{i}" for i in range(plan.members)], plan, chance))
+    if chance.random() < 0.2:
+        plan.executors, plan.hits_share = chance.choice([1, 2, 2]), chance.choice([0.1, 0.3, 0.6])
+        plan.rows_per_s = chance.choice([0, 2])
+        plan.faults = _merged(plan, _faults_of(plan.sink, plan, chance))
+    elif not plan.slaves and chance.random() < 0.12:
+        expire(plan, chance)
+    elif not plan.slaves and chance.random() < 0.25:
+        renew(plan, chance)
+
+
+def expire(plan: Plan, chance: random.Random) -> None:
+    """Let files expire during the run. Only messages whose place is known are sent, so that deleted ones are known. Now
+    and then the members of a group are dead while the broker deletes."""
+    plan.kinds = [kind for kind in plan.kinds if kind in (Kind.PLAIN, Kind.BATCH, Kind.ORDERED)]
+    plan.groups = {name: kind for name, kind in plan.groups.items() if kind in ("push", "ordered", "pull")}
+    plan.settings |= expiry.SETTINGS
+    plan.seconds, plan.pace, plan.body_bytes, plan.failing_share = expiry.SECONDS, 0.6, 6000, 0.0
+    faults = []
+    for server in plan.servers:
+        at = chance.uniform(20.0, 55.0)
+        faults.append(Fault(round(at, 3), "age", server))
+        faults += [Fault(round(late, 3), "expire", server) for late in (at + 1, 59.0, 62.0, 64.0)]
+    if chance.random() < 0.5:
+        group = chance.choice(sorted(plan.groups))
+        faults += [Fault(15.0, "client killed", f"{group}-{i}", (50.0,)) for i in range(plan.members)]
+    known = {*plan.servers, *plan.clients, *plan.groups, "namesrv-0", "Plain"}
+    plan.faults = [fault for fault in plan.faults if set(fault.target.split(">")) <= known]
+    plan.faults = _merged(plan, faults)
+
+
+def renew(plan: Plan, chance: random.Random) -> None:
+    """Add a topic that is deleted and created again, and a group that is deleted while its members are dead."""
+    plan.kinds = [*plan.kinds, Kind.FLEETING]
+    plan.groups[lives.GROUP] = "fleeting"
+    faults = [Fault(round(chance.uniform(1.0, plan.seconds), 3), "renewed", lives.TOPIC) for _ in range(2)]
+    if chance.random() < 0.5:
+        at = round(chance.uniform(1.0, plan.seconds), 3)
+        faults += [Fault(at, "client killed", f"{lives.GROUP}-{i}", (4.0,)) for i in range(plan.members)]
+        faults.append(Fault(at + 1.0, "group deleted", lives.GROUP))
+    plan.faults = _merged(plan, faults)
+
+
+def _faults_of(clients: list[str], plan: Plan, chance: random.Random) -> list[Fault]:
+    """Return faults of some clients."""
+    times = [round(chance.uniform(1.0, plan.seconds), 3) for _ in range(chance.choice([0, 0, 2, 5]))]
+    return [chance.choice(_CLIENT_FAULTS)(plan, chance, at, chance.choice(clients)) for at in times]
+
+
+def _merged(plan: Plan, faults: list[Fault]) -> list[Fault]:
+    """Return the faults of a plan and others, in the order of their times."""
+    return sorted([*plan.faults, *faults], key=lambda fault: fault.at)
 
 
 def _settings(chance: random.Random, slaves: int) -> dict[str, object]:
@@ -212,6 +294,15 @@ MAKERS: dict[str, Maker] = {
 }
 """The kinds of faults. The values of each are explained in `tests.simulation.run`."""
 
+_CLIENT_FAULTS: tuple[Callable[[Plan, random.Random, float, str], Fault], ...] = (
+    lambda p, c, at, one: Fault(at, "client killed", one, (_soon(c, 5) + 0.1,)),
+    lambda p, c, at, one: Fault(at, "client restarted", one, (_soon(c, 5) + 0.1,)),
+    lambda p, c, at, one: Fault(at, "pause", one, (_soon(c, 15),)),
+    lambda p, c, at, one: Fault(at, "cut", f"{c.choice(p.servers)}>{one}"),
+    lambda p, c, at, one: Fault(at, "half stall", f"{c.choice(p.servers)}>{one}", (_soon(c, 20),)),
+)
+"""The faults of one client."""
+
 ACTIONS: dict[str, Maker] = {
     "reset": lambda p, c, at: Fault(at, "reset", c.choice(list(p.groups))),
     "queues": lambda p, c, at: Fault(at, "queues", "Plain", (c.randint(2, 6),)),
@@ -246,6 +337,7 @@ def shape_of(plan: Plan) -> dict[str, Any]:
         "slaves": plan.slaves,
         "kinds": ", ".join(kind.value for kind in plan.kinds),
         "groups": ", ".join(f"{name} ({kind})" for name, kind in plan.groups.items()),
+        "executors": f"{plan.executors}, {plan.hits_share:g} of their steps hit, {plan.rows_per_s} rows/s",
         "members": plan.members,
         "producers": plan.producers,
         "seconds": plan.seconds,

@@ -13,6 +13,7 @@ The exit code is 1 if a fault is not found, or if a known seed has findings with
 from __future__ import annotations
 
 import os
+import random
 import re
 import shlex
 import sys
@@ -31,13 +32,18 @@ from rmqkit.broker.tables.clients import QueueLocks
 from rmqkit.broker.transaction.handlers import TransactionHandlers
 from rmqkit.client.consumer.consume import ConcurrentConsumeService
 from rmqkit.client.consumer.dedupe import RedisDedupe
+from rmqkit.client.consumer.poll import PollBuffer
+from rmqkit.spark.sink.exactly_once import ExactlyOnce
 from rmqkit.store.flush import Flusher
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.queues.consume_queue import ConsumeQueue
+from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.replica import log_part
+from rmqkit.store.retention import Retention
 from rmqkit.testing.simulation.disk import ROOT
+from tests.simulation.expiry import HOUR_MS
 from tests.simulation.ledger import Kind
-from tests.simulation.plan import MAKERS, Plan, plan_of, with_kinds
+from tests.simulation.plan import MAKERS, Plan, expire, plan_of, renew, with_kinds
 from tests.simulation.run import Outcome, Run
 from tests.simulation.shrink import shrunk
 from tests.simulation.story import told
@@ -67,8 +73,8 @@ class Planted:
     focus: Callable[[Plan], Plan]
 
     def plan(self, seed: int) -> Plan:
-        """Return the plan of a seed with the focus of this fault."""
-        return self.focus(plan_of(seed))
+        """Return the plan of a seed with the focus of this fault, which also adds what it needs."""
+        return self.focus(plan_of(seed, has_more=False))
 
     def finding(self, outcome: Outcome) -> str | None:
         """Return the finding that shows this fault, or None."""
@@ -255,6 +261,42 @@ def _offset_before_check_point() -> Any:
     return _replaced(PopRead, "_pop_queue", pop_queue)
 
 
+def _buffered_counts_as_consumed() -> Any:
+    original = PollBuffer.positions
+
+    def positions(self: PollBuffer) -> Any:
+        """Return also the positions of messages that no poll has returned."""
+        buffered = {one.queue: messages[-1].queue_offset + 1 for one, messages in self._ready if not one.is_dropped}
+        return original(self) | buffered
+
+    return _replaced(PollBuffer, "positions", positions)
+
+
+def _row_overlooked() -> Any:
+    original = ExactlyOnce._not_visible
+
+    def not_visible(self: ExactlyOnce, batch: Any) -> Any:
+        return original(self, batch)[1:]
+
+    return _replaced(ExactlyOnce, "_not_visible", not_visible)
+
+
+def _retention_of_no_hours() -> Any:
+    original = Retention._drop_log_files
+
+    def drop_log_files(self: Retention, now_ms: int, dispatched_offset: int) -> int:
+        return original(self, now_ms + HOUR_MS, dispatched_offset)
+
+    return _replaced(Retention, "_drop_log_files", drop_log_files)
+
+
+def _queues_of_deleted_topic_left() -> Any:
+    def delete_topic(self: ConsumeQueues, topic: str) -> None:
+        """Leave the queues: the topic that is created again has the old messages."""
+
+    return _replaced(ConsumeQueues, "delete_topic", delete_topic)
+
+
 # ---------------------------------------------------------------- plans that use what is faulty
 
 
@@ -309,6 +351,20 @@ def _with_archive(plan: Plan) -> Plan:
         slow_share=0.0,
         faults=[],
     )(plan)
+
+
+def _with_expiry(plan: Plan) -> Plan:
+    """Return a plan in which files expire."""
+    changed = _with(slaves=0, brokers=1, executors=0, faults=[])(plan)
+    expire(changed, random.Random(f"{plan.seed} expiry"))
+    return changed
+
+
+def _with_renewal(plan: Plan) -> Plan:
+    """Return a plan in which a topic is deleted and created again, and kills."""
+    changed = _with_faults(*_KILLS, slaves=0, brokers=1, executors=0, seconds=6.0, pace=0.1, kinds=[], groups={})(plan)
+    renew(changed, random.Random(f"{plan.seed} renewal"))
+    return changed
 
 
 def _with_faults(*kinds: str, **changes: Any) -> Callable[[Plan], Plan]:
@@ -428,6 +484,36 @@ PLANTED = (
         "G-pop did not get",
         1,
         _with_faults("full", "failing", *_KILLS, groups={"G-pop": "pop"}, slaves=0),
+    ),
+    Planted(
+        "a commit of a pull consumer covers its buffer",
+        _buffered_counts_as_consumed,
+        "G-pull committed .* was not handled",
+        3,
+        _with(groups={"G-pull": "pull"}, seconds=6.0, members=1, slow_share=0.3, pace=0.1),
+    ),
+    Planted(
+        "a sink that takes over a batch overlooks a row",
+        _row_overlooked,
+        "is committed, and row .* is stored 0 times",
+        1,
+        _with(
+            groups={}, kinds=[Kind.PLAIN], faults=[], seconds=10.0, pace=1.0, executors=2, hits_share=0.6, rows_per_s=2
+        ),
+    ),
+    Planted(
+        "files are deleted an hour too early",
+        _retention_of_no_hours,
+        "younger than the retention",
+        1,
+        _with_expiry,
+    ),
+    Planted(
+        "queues of a deleted topic are left",
+        _queues_of_deleted_topic_left,
+        "of a former life",
+        6,
+        _with_renewal,
     ),
 )
 """All planted faults."""

@@ -20,10 +20,12 @@ from pathlib import Path
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.store.log.mapped_file import BytesLost
 from rmqkit.testing.simulation import Cluster, Server, World
-from tests.simulation import operators, oracles
+from tests.simulation import lives, operators, oracles, sinking
 from tests.simulation.clients import ORDERED, TOPICS, TOPICS_OF, ClientProcess, Keys, consumer_main, produce
+from tests.simulation.expiry import Expiry
 from tests.simulation.ledger import Ledger, State
 from tests.simulation.plan import Fault, Plan, plan_of
+from tests.simulation.pulling import pull_main
 
 _START_SECONDS = 30.0
 _HEALING_SECONDS = 240.0
@@ -58,6 +60,10 @@ class Run:
 
     Attributes:
         is_sending, is_healed: whether producers send, and whether all faults have ended.
+        healed_at: when they ended.
+        query: the query that writes to a topic exactly once, if the plan has one.
+        expiry: the messages that brokers deleted because of their age.
+        lives: the topic and the group that an operator deletes.
     """
 
     def __init__(self, plan: Plan, *, keeps_story: bool = False) -> None:
@@ -68,6 +74,10 @@ class Run:
         self.findings: list[str] = []
         self.is_sending = True
         self.is_healed = False
+        self.healed_at = 0.0
+        self.query = sinking.Query(self)
+        self.expiry = Expiry(self)
+        self.lives = lives.Lives(self)
         self.befallen = 0
         self.diverged: set[str] = set()
         self.widest: dict[str, int] = {}
@@ -89,7 +99,9 @@ class Run:
                     server.machine.disk.copy_to(Path(folder, server.name))
             if is_complete:  # outside: the checks read real files
                 self.findings += oracles.judge_disks(self, Path(folder))
-        self.findings += self.ledger.findings[:3] + self.watch.findings[:3] + world.errors[:3]
+        for part in (self.expiry, self.lives, self.ledger, self.watch):
+            self.findings += part.findings[:3]
+        self.findings += world.errors[:3]
         return Outcome(
             self.plan.seed,
             self.findings,
@@ -108,7 +120,10 @@ class Run:
             found[f"producer-{number}"] = ClientProcess(self, f"producer-{number}", produce)
         for group, kind in self.plan.groups.items():
             for number in range(self.plan.members):
-                found[f"{group}-{number}"] = ClientProcess(self, f"{group}-{number}", consumer_main(group, kind))
+                main = pull_main(group) if kind == "pull" else consumer_main(group, kind)
+                found[f"{group}-{number}"] = ClientProcess(self, f"{group}-{number}", main)
+        for name in self.plan.sink:
+            found[name] = ClientProcess(self, name, sinking.drive if name == "spark-driver" else sinking.execute)
         return found
 
     # ---- phases
@@ -122,7 +137,7 @@ class Run:
             self.findings += [f"{server.name}: {server.failures[-1]}" for server in cluster.servers if server.failures]
             return False
         for master in cluster.masters:
-            for topic in sorted(TOPICS):
+            for topic in sorted(TOPICS | self._more_topics()):
                 queues = 4 if topic == ORDERED else _QUEUES
                 master.on_loop(lambda broker, topic=topic, queues=queues: create_topic(broker, topic, queues))
         world.run(until=world.now + 1)
@@ -130,6 +145,10 @@ class Run:
             client.start()
         world.run(until=world.now + 1)
         return True
+
+    def _more_topics(self) -> set[str]:
+        found = {sinking.TOPIC} if self.plan.sink else set()
+        return found | ({lives.TOPIC} if lives.GROUP in self.plan.groups else set())
 
     def _work(self) -> bool:
         world, begin = self.world, self.world.now
@@ -143,7 +162,7 @@ class Run:
     def _heal(self) -> bool:
         """End all faults, and wait until everything is served."""
         world, network = self.world, self.world.network
-        self.is_healed = True
+        self.is_healed, self.healed_at = True, world.now
         network.heal()
         for machine in world.machines.values():
             machine.disk.heal()
@@ -165,10 +184,10 @@ class Run:
         if any(
             self.ledger.missing(group, TOPICS_OF[kind])
             for group, kind in self.plan.groups.items()
-            if kind != "broadcast"
+            if kind not in oracles.INCOMPLETE
         ):
             return False
-        return self._logs_equal() and not self._is_anything_being_sent()
+        return self.query.is_settled and self._logs_equal() and not self._is_anything_being_sent()
 
     def _restart_lost(self) -> None:
         """Restart brokers whose page cache dropped bytes, as their logs ask for."""
@@ -312,6 +331,10 @@ _BEFALL: dict[str, Callable[[Run, Fault], object]] = {
     ),
     "slow disk": lambda run, fault: run.world.machine(fault.target).disk.slow(fault.values[0]),
     "clock": _clock,
+    "age": lambda run, fault: run.expiry.age(fault.target),
+    "expire": lambda run, fault: operators.expire(run, fault.target),
+    "renewed": lambda run, _: operators.ask(run, f"{lives.TOPIC} is renewed", run.lives.renew),
+    "group deleted": lambda run, _: operators.ask(run, f"{lives.GROUP} is deleted", run.lives.delete_group),
     "reset": lambda run, fault: operators.reset(run, fault.target),
     "queues": lambda run, fault: operators.widen(run, fault.target, int(fault.values[0])),
     "settings": lambda run, fault: operators.configure(run, fault.target, int(fault.values[0])),

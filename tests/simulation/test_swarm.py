@@ -50,10 +50,19 @@ def test_a_plan_depends_on_its_seed_alone() -> None:
 
 def test_seeds_have_all_kinds_of_faults_and_many_settings() -> None:
     plans = [plan_of(seed) for seed in range(300)]
-    assert {fault.kind for plan in plans for fault in plan.faults} == set(MAKERS | ACTIONS)
+    assert {fault.kind for plan in plans for fault in plan.faults} == {
+        *MAKERS,
+        *ACTIONS,
+        "age",
+        "expire",
+        "renewed",
+        "group deleted",
+    }
     assert any(not plan.faults for plan in plans)
     assert {plan.slaves for plan in plans} == {0, 1}
-    assert {kind for plan in plans for kind in plan.groups.values()} == {"push", "ordered", "pop", "broadcast", "once"}
+    assert {plan.executors for plan in plans} == {0, 1, 2}
+    kinds = {"push", "ordered", "pop", "broadcast", "once", "pull", "fleeting"}
+    assert {kind for plan in plans for kind in plan.groups.values()} == kinds
 
 
 def outcome(finding: str) -> Outcome:

@@ -1,4 +1,4 @@
-"""Stores, a broker's tables and the client's offset file use files and threads only through `rmqkit.system`.
+"""Stores, a broker's tables, the client's offset file and Spark's sink use files and threads only by `rmqkit.system`.
 
 A simulator replaces `rmqkit.system`, so that a power cut or an order of threads can be repeated. A call past it would
 work on the real disk. See docs/decisions/0027-two-seams.md.
@@ -13,7 +13,7 @@ import pytest
 
 from tests.sources import FOLDERS
 
-CHECKED = ("store", "broker", "namesrv", "client/consumer/offsets.py")
+CHECKED = ("store", "broker", "namesrv", "client/consumer/offsets.py", "spark/sink")
 EXCEPTIONS = {
     "store/offline": "tools that check and repair a stopped store",
     "store/archive": "segments are written by a process of their own, into a folder or an object store",

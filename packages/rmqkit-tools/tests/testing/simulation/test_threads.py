@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from rmqkit.client.runtime.process import portal
 from rmqkit.system import threads
 from rmqkit.testing.simulation import World
 
@@ -168,3 +169,33 @@ def test_threads_of_a_killed_process_do_nothing_more() -> None:
         world.at(10.5, process.kill)
         world.run(until=100)
         assert counts == [10]
+
+
+def test_a_blocking_program_gets_results_and_errors_of_its_loop_through_a_portal_of_its_own() -> None:
+    found: dict[str, object] = {}
+
+    async def refused() -> None:
+        raise ValueError("no")
+
+    async def sum_of(one: int, other: int) -> int:
+        await asyncio.sleep(1)
+        return one + other
+
+    def work(name: str) -> None:
+        used = portal()
+        with pytest.raises(ValueError, match="no"):
+            used.run(refused)
+        found[name] = (used, used is portal(), used.run(lambda: sum_of(1, 2)))
+
+    async def main(name: str) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, work, name)
+        with pytest.raises(RuntimeError, match="its own loop"):
+            portal().run(refused)
+
+    with World(1) as world:
+        processes = [world.process(name, lambda name=name: main(name)) for name in ("a", "b")]
+        world.run(until=10.0)
+        assert [process.error for process in processes] == [None, None]
+        assert not world.errors
+    assert [(same, result) for _, same, result in found.values()] == [(True, 3), (True, 3)]  # type: ignore[misc]
+    assert len({id(used) for used, *_ in found.values()}) == 2  # type: ignore[misc]

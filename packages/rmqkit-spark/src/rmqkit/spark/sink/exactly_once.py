@@ -23,7 +23,6 @@ Remaining risks, and the broker's part in them: docs/decisions/0006. Source: beh
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -43,6 +42,7 @@ from rmqkit.spark.options import SinkOptions
 from rmqkit.spark.sink.ledger import Batch, Entry, Half, Kind, Low, Progress, unpack_halves
 from rmqkit.spark.sink.ledger_topic import LedgerTopic
 from rmqkit.spark.sink.producer import Ended, SinkProducer, pace
+from rmqkit.system import threads
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class ExactlyOnce:
         self._claimant = uuid.uuid4().hex
         self.producer = SinkProducer(options, self.answer_check)
         self._ledger = LedgerTopic(options, self.producer)
-        self._finishing = threading.Lock()
+        self._finishing = threads.Lock()
         self.producer.start()
 
     # -- called by tasks

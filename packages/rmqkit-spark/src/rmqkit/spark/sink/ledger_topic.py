@@ -7,7 +7,6 @@ process. The first entry creates the topic, if the broker creates topics automat
 from __future__ import annotations
 
 import math
-import threading
 
 from msgspec.structs import replace
 
@@ -18,6 +17,7 @@ from rmqkit.spark.broker_pool import Range
 from rmqkit.spark.options import SinkOptions
 from rmqkit.spark.sink.ledger import Batch, Entry, Half, Kind, Progress, Written, progress, unpack_halves
 from rmqkit.spark.sink.producer import SinkProducer
+from rmqkit.system import threads
 
 _WINDOW_COUNT = 512
 _KEPT_COUNT = 4096
@@ -43,7 +43,7 @@ class LedgerTopic:
         self.lease_ms = 3 * options.settle_ms
         self._fails_when_lost = options.fail_on_ledger_loss
         self._patience_ms = options.patience_ms
-        self._lock = threading.Lock()
+        self._lock = threads.Lock()
         self._home: MessageQueue | None = None
         self.entries: list[Written] = []
         self._low = self._high = -1

@@ -17,6 +17,7 @@ from rmqkit.broker.settings import STANDALONE, BrokerSettings
 from rmqkit.errors import SettingsError
 from rmqkit.namesrv.server import KV_FILE, NameServer
 from rmqkit.namesrv.settings import NamesrvSettings
+from rmqkit.remoting.address import AdminAddresses
 from rmqkit.remoting.authentication import AuthenticationSettings
 from rmqkit.settings import Configuration, load
 from rmqkit.store.settings import StoreSettings
@@ -29,6 +30,7 @@ __all__ = ["BrokerServer", "Cluster", "NameServerServer", "Server"]
 _SOURCE = "the settings of a simulated cluster"
 _RESTART_SECONDS = 2.0
 _LOOK_SECONDS = 0.2
+_MACHINES = "10.0.0.0/16"
 SMALL: dict[str, object] = {
     **STANDALONE,
     "mappedFileSizeCommitLog": 64 << 10,
@@ -39,7 +41,7 @@ SMALL: dict[str, object] = {
     "maxHashSlotNum": 500,
     "maxIndexNum": 400,
     "fileReservedTime": 100_000,
-    "adminAllowedAddresses": "10.0.0.0/16",
+    "adminAllowedAddresses": _MACHINES,
 }
 """The default settings of a simulated broker: small files, so that a short run has many."""
 
@@ -148,7 +150,11 @@ class NameServerServer(Server):
 
     async def serve(self, stops: asyncio.Event) -> None:
         root = self.machine.disk.path
-        settings = NamesrvSettings(bind_address=self.machine.host, kv_config_path=str(root / KV_FILE))
+        settings = NamesrvSettings(
+            bind_address=self.machine.host,
+            kv_config_path=str(root / KV_FILE),
+            admin_addresses=AdminAddresses(_MACHINES),
+        )
         server = NameServer(settings)
         await server.start()
         self.name_server = server

@@ -7,6 +7,7 @@ replaced                                   by
 `rmqkit.system.process`                    the number of the simulated process
 `rmqkit.remoting.listening.bound_socket`   a port of the simulated network
 `rmqkit.clock.SystemClock`                 the wall clock of the machine; the time of the world
+`rmqkit.client.runtime.process.portal`     the loop of the process that calls it
 `rmqkit.client.consumer.watch`             nothing: a thread in real time that looks for blocked loops
 ``time.thread_time``                       a clock that stands still: a slice of work is never over
 `rmqkit.broker.archive.LogArchive`         a thread on the disk of the world, instead of a process that writes segments
@@ -38,6 +39,7 @@ import msgspec
 
 from rmqkit.broker.archive import LogArchive
 from rmqkit.client.consumer import watch
+from rmqkit.client.runtime import process as client_process
 from rmqkit.client.runtime import runtime
 from rmqkit.clock import SystemClock
 from rmqkit.errors import RmqError
@@ -45,6 +47,7 @@ from rmqkit.remoting import listening
 from rmqkit.remoting.connection import Link
 from rmqkit.system import disk, process, threads
 from rmqkit.testing.simulation import threads as simulated
+from rmqkit.testing.simulation.portal import Portals
 from rmqkit.testing.simulation.scheduler import Scheduler
 
 __all__ = ["log_arrived", "replaced"]
@@ -82,6 +85,7 @@ def _others(world: Scheduler) -> list[tuple[Any, str, Any]]:
         (SystemClock, "monotonic_ms", lambda _: world.now * 1000.0),
         (listening, "bound_socket", bound_socket),
         (runtime, "_instances", itertools.count()),
+        (client_process, "_own", Portals(world)),
         (watch, "watch_loop", lambda: None),
         (watch, "unwatch_loop", lambda: None),
         (time, "thread_time", lambda: 0.0),

@@ -15,7 +15,7 @@ from typing import Any, Self
 from rmqkit.system.threads import Empty
 from rmqkit.testing.simulation.scheduler import Scheduler, ThreadOfControl
 
-__all__ = ["functions"]
+__all__ = ["Future", "Lock", "functions"]
 
 _SWITCH_SECONDS = 0.00002
 
@@ -180,7 +180,7 @@ class Thread:
         return self._actor is not None and not self._end.is_set()
 
 
-class _Future(concurrent.futures.Future[Any]):
+class Future(concurrent.futures.Future[Any]):
     """The result of a call in a pool. ``result`` waits in the simulation."""
 
     def __init__(self, world: Scheduler) -> None:
@@ -207,12 +207,12 @@ class Pool(concurrent.futures.Executor):
         self._workers = max_workers or 4
         self._thread_name_prefix = thread_name_prefix
         self._running = 0
-        self._waiting: deque[tuple[_Future, Callable[[], Any]]] = deque()
+        self._waiting: deque[tuple[Future, Callable[[], Any]]] = deque()
         self._idle = Event(world)
         self._idle.set()
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> _Future:
-        future = _Future(self._world)
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+        future = Future(self._world)
         self._waiting.append((future, functools.partial(fn, *args, **kwargs)))
         self._idle.clear()
         if self._running < self._workers:
