@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rmqkit.store.files import sync_directory, write_durably
-from rmqkit.system import disk
+from rmqkit.system import disk, threads
 from rmqkit.testing.simulation import Machine, World
 
 PAGE = 4096
@@ -186,6 +186,42 @@ def test_a_success_after_a_failed_sync_proves_nothing_until_the_bytes_are_writte
                 machine = run(world, work)
                 machine.lose_power()
                 assert machine.disk.files()["f"] == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_page_that_is_written_during_a_failed_sync_is_written_by_the_next(seed: int) -> None:
+    failed: list[OSError] = []
+    with World(seed) as world:
+        machine = world.machine("a")
+        machine.disk.drops = False
+
+        async def main() -> None:
+            descriptor = disk.open(machine.disk.path / "f", os.O_RDWR | os.O_CREAT)
+            disk.pwrite(descriptor, b"one", 0)
+
+            def sync() -> None:
+                try:
+                    disk.sync_file(descriptor)
+                except OSError as error:
+                    failed.append(error)
+
+            machine.disk.slow(60)
+            thread = threads.Thread(sync, name="sync")
+            thread.start()
+            await asyncio.sleep(0.0001)
+            disk.pwrite(descriptor, b"two", 3)
+            machine.disk.fail(60)
+            await asyncio.sleep(30)
+            machine.disk.heal()
+            disk.sync_file(descriptor)
+            sync_directory(machine.disk.path)
+            await asyncio.sleep(1000)
+
+        world.process("a", main)
+        world.run(until=100)
+        machine.lose_power()
+        assert len(failed) == 1
+        assert machine.disk.files() == {"f": b"onetwo"}
 
 
 def test_a_mapping_is_the_file(world: World) -> None:

@@ -347,9 +347,13 @@ def _note_mapped(extent: Extent) -> None:
 
 
 def _lose(extent: Extent) -> None:
-    """Mark the pages of a failed sync as clean: they are in the cache, and not on the disk."""
+    """Mark the pages of a failed sync as clean: they are in the cache, and not on the disk. Those that were written
+    meanwhile are dirty."""
     for page, content in extent.syncing.items():
-        extent.lost.setdefault(page, content)
+        if page in extent.dirty:
+            extent.dirty[page] = content
+        else:
+            extent.lost.setdefault(page, content)
     extent.syncing.clear()
 
 
