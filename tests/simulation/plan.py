@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rmqkit.testing.simulation.disk import ROOT
 from tests.simulation import expiry, lives
 from tests.simulation.ledger import Kind
 
@@ -173,6 +174,16 @@ def _add_more(plan: Plan, chance: random.Random) -> None:
         expire(plan, chance)
     elif not plan.slaves and chance.random() < 0.25:
         renew(plan, chance)
+    elif not plan.slaves and plan.brokers == 1 and chance.random() < 0.3:
+        archive(plan)
+
+
+def archive(plan: Plan) -> None:
+    """Let the broker archive and delete log files of any age. It gives up half messages of any age, so there are
+    none."""
+    plan.kinds = [kind for kind in plan.kinds if kind not in (Kind.COMMITTED, Kind.ROLLED_BACK)]
+    plan.settings |= ARCHIVED
+    plan.body_bytes = 6000
 
 
 def expire(plan: Plan, chance: random.Random) -> None:
@@ -245,6 +256,15 @@ def _settings(chance: random.Random, slaves: int) -> dict[str, object]:
 
 
 # ---------------------------------------------------------------- faults
+
+ARCHIVED: dict[str, object] = {
+    "archive": f"{ROOT}/broker-0/archive",
+    "mappedFileSizeCommitLog": 16 << 10,
+    "fileReservedTime": 0,
+    "deleteWhen": ";".join(map(str, range(24))),
+    "cleanResourceInterval": 500,
+}
+"""The settings of a broker that archives its log as soon as a file is full."""
 
 _LOSING = ("power", "power at call", "failing")
 """The faults that may lose what is acknowledged and not flushed."""

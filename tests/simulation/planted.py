@@ -40,10 +40,9 @@ from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.table import ConsumeQueues
 from rmqkit.store.replica import log_part
 from rmqkit.store.retention import Retention
-from rmqkit.testing.simulation.disk import ROOT
 from tests.simulation.expiry import HOUR_MS
 from tests.simulation.ledger import Kind
-from tests.simulation.plan import MAKERS, Plan, expire, plan_of, renew, with_kinds
+from tests.simulation.plan import ARCHIVED, MAKERS, Plan, expire, plan_of, renew, with_kinds
 from tests.simulation.run import Outcome, Run
 from tests.simulation.shrink import shrunk
 from tests.simulation.story import told
@@ -336,7 +335,7 @@ def _with_often_flushed(plan: Plan) -> Plan:
 
 def _with_archive(plan: Plan) -> Plan:
     """Return a plan that is long enough for the first retention, and slow."""
-    settings = {key: value for key, value in plan.settings.items() if key not in _ARCHIVED} | _ARCHIVED
+    settings = {key: value for key, value in plan.settings.items() if key not in ARCHIVED} | ARCHIVED
     return _with(
         brokers=1,
         slaves=0,
@@ -375,13 +374,6 @@ def _with_faults(*kinds: str, **changes: Any) -> Callable[[Plan], Plan]:
 
 _POWER = ("power", "power at call")
 _KILLS = ("kill", "kill at call")
-_ARCHIVED = {
-    "archive": f"{ROOT}/broker-0/archive",
-    "mappedFileSizeCommitLog": 16 << 10,
-    "fileReservedTime": 0,
-    "deleteWhen": ";".join(map(str, range(24))),
-    "cleanResourceInterval": 500,
-}
 PLANTED = (
     Planted(
         "flush answered before fsync",
