@@ -445,6 +445,8 @@ def test_a_reader_waits_at_an_entry_that_the_page_cache_dropped(
             assert (found.count, found.next_begin_offset) == (1 if codes is None else 0, 1)
             found = store.get("TopicTest", 0, 1, codes=codes, count_max=32)
             assert (found.status, found.next_begin_offset) == (GetStatus.OFFSET_FOUND_NULL, 1)
+            assert [entry[0] for entry in store.entries("TopicTest", 0, 0, count_max=9)] == [1]
+            assert store.entries("TopicTest", 0, 1, count_max=9) == []
             store.flusher.flush_queues()  # it finds the loss
     with opened(tmp_path / "s", settings) as store:
         assert len(read_all(store, "TopicTest")) == 3

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -46,7 +46,7 @@ from rmqkit.store.queues.base import ConsumeQueueBase
 from rmqkit.store.queues.consume_queue import ConsumeQueue
 from rmqkit.store.queues.queue_ends import QueueEnds
 from rmqkit.store.queues.table import ConsumeQueues, DeletedTopics, whole
-from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader
+from rmqkit.store.reader import EntryTest, GetResult, GetStatus, Reader, may_return
 from rmqkit.store.replica import IS_REPLICA, Replica, log_part
 from rmqkit.store.retention import Retention, RetentionRound, used_percent
 from rmqkit.store.settings import StoreSettings, parse_delay_levels
@@ -754,11 +754,14 @@ class MessageStore:
     ) -> list[tuple[int, int, int, int | None]]:
         """Return entries of a queue from an offset on, within one of its files.
         Each entry has the next queue offset, physicalOffset, size and tag code. The code is None if its extension unit
-        is missing. Return an empty list for an offset outside of the queue."""
+        is missing. Return an empty list for an offset outside of the queue, and for an entry that a failed flush may
+        have damaged: it may be sound again after a restart."""
         queue = self._readable(topic, queue_id)
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return []
-        scanned = islice(queue.scan(queue_offset, count_max * queue.entry_bytes) or (), count_max)
+        scanned = list(islice(queue.scan(queue_offset, count_max * queue.entry_bytes) or (), count_max))
+        if any(entry[1] <= 0 for entry in scanned) and may_return(queue):
+            scanned = list(takewhile(lambda entry: entry[1] > 0, scanned))
         return [(following, at, size, queue.tags_code(code)) for at, size, code, following, _ in scanned]
 
     def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> KeyQuery:

@@ -34,7 +34,7 @@ from rmqkit.store.queues.consume_queue import ENTRY, ENTRY_BYTES, ConsumeQueue
 from rmqkit.store.queues.queue_ext import ExtUnit, is_address
 from rmqkit.store.settings import StoreSettings
 
-__all__ = ["EntryTest", "GetResult", "GetStatus", "Reader"]
+__all__ = ["EntryTest", "GetResult", "GetStatus", "Reader", "may_return"]
 
 EntryTest: TypeAlias = Callable[[int | None, ExtUnit | None], bool]
 """A function that returns True if an entry matches. Its arguments are the tag code (None if unknown) and the extension
@@ -230,7 +230,7 @@ class Reader:
                 message_count, units, total_bytes, size, count_max, is_near=log_end - physical_offset <= memory_bytes
             ):
                 break
-            if size <= 0 and _may_return(queue):
+            if size <= 0 and may_return(queue):
                 if not result.records:
                     result.status = GetStatus.OFFSET_FOUND_NULL
                 break
@@ -419,7 +419,7 @@ def _shift(record: memoryview, queue: AnyQueue, queue_offset: int, physical_offs
     return int(number - queue_offset)
 
 
-def _may_return(queue: AnyQueue) -> bool:
+def may_return(queue: AnyQueue) -> bool:
     """Return True if a damaged entry may be sound again after a restart, so that a reader must not move past it: XFS
     and btrfs drop the pages of a failed sync."""
     return not isinstance(queue, LiteQueue) and queue.queue.unsynced_bytes > 0
