@@ -23,7 +23,7 @@ from tests.simulation.ledger import Kind, Ledger, Sent, number_of
 if TYPE_CHECKING:
     from tests.simulation.run import Run
 
-TOPIC, ORDERED, DELAYED = "Plain", "Ordered", "Delayed"
+TOPIC, ORDERED, DELAYED, CHATS = "Plain", "Ordered", "Delayed", "Chats"
 TOPICS = {TOPIC, ORDERED, DELAYED}
 TOPICS_OF = {
     "push": {TOPIC, DELAYED, ORDERED},
@@ -33,8 +33,17 @@ TOPICS_OF = {
     "once": {TOPIC},
     "pull": {TOPIC},
     "fleeting": {lives.TOPIC},
+    "lite": {CHATS},
 }
-_TOPICS_OF_KINDS = {Kind.ORDERED: ORDERED, Kind.LEVEL: DELAYED, Kind.TIMED: DELAYED, Kind.FLEETING: lives.TOPIC}
+_TOPICS_OF_KINDS = {
+    Kind.ORDERED: ORDERED,
+    Kind.LEVEL: DELAYED,
+    Kind.TIMED: DELAYED,
+    Kind.FLEETING: lives.TOPIC,
+    Kind.SESSION: CHATS,
+}
+SESSIONS = ["s1", "s2", "s3", "s4"]
+"""The lite topics below `CHATS`."""
 _LEVELS = {1: 1.0, 2: 5.0}
 _BATCH = 3
 _KEYS = 5
@@ -164,13 +173,15 @@ async def _send(producer: TransactionProducer, run: Run, chance: random.Random, 
             ledger.failed(one, error)
         return False
     for i, one in enumerate(some):
-        ledger.acknowledged(one, result, i)
+        ledger.acknowledged(one, result, i, session=first.lite_topic or "")
     return True
 
 
 def _set_order_and_time(message: Message, one: Sent, kind: Kind, chance: random.Random, now: float) -> None:
     if kind is Kind.ORDERED:
         message.sharding_key = f"key-{chance.randrange(_KEYS)}"
+    elif kind is Kind.SESSION:
+        message.lite_topic = chance.choice(SESSIONS)
     elif kind is Kind.LEVEL:
         message.delay_level = chance.choice(list(_LEVELS))
         one.due = now + _LEVELS[message.delay_level]
@@ -269,4 +280,4 @@ class Keys:
         return value if end > self._run.world.now else None
 
 
-__all__ = ["TOPICS", "TOPICS_OF", "ClientProcess", "Ledger", "consumer_main", "handled", "produce"]
+__all__ = ["CHATS", "SESSIONS", "TOPICS", "TOPICS_OF", "ClientProcess", "Ledger", "consumer_main", "handled", "produce"]

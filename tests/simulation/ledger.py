@@ -8,6 +8,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from rmqkit.client.observe.hooks import SendResult, SendStatus
+from rmqkit.protocol.message import ReceivedMessage
+from rmqkit.protocol.properties import lite_number
 
 
 class Kind(Enum):
@@ -22,6 +24,7 @@ class Kind(Enum):
     ROLLED_BACK = "rolled back"
     ONE_WAY = "one-way"
     FLEETING = "fleeting"
+    SESSION = "session"
 
 
 class State(Enum):
@@ -96,15 +99,18 @@ class Ledger:
         one = self.sent[number] = Sent(number, topic, kind, body, at, sender)
         return one
 
-    def acknowledged(self, one: Sent, result: SendResult, index: int = 0) -> None:
-        """Note the answer to a send. ``index``: of the message in its batch."""
+    def acknowledged(self, one: Sent, result: SendResult, index: int = 0, *, session: str = "") -> None:
+        """Note the answer to a send. ``index``: of the message in its batch. ``session``: its lite topic."""
         if result.status is not SendStatus.SEND_OK:
             one.state, one.error = State.IN_DOUBT, result.status.name
             return
         one.state = State.ACKNOWLEDGED
+        queue = result.queue
         if one.kind in (Kind.PLAIN, Kind.BATCH, Kind.ORDERED):
-            queue = result.queue
             one.place = Place(one.topic, queue.broker_name, queue.queue_id, result.queue_offset + index)
+        elif one.kind is Kind.SESSION and result.lite_offset is not None:
+            one.place = Place(session, queue.broker_name, 0, result.lite_offset)
+        if one.place is not None:
             self.by_place[one.place] = one.number
 
     def failed(self, one: Sent, error: BaseException) -> None:
@@ -114,7 +120,7 @@ class Ledger:
     def arrived(self, group: str, member: str, message: Any, at: float) -> Arrival:
         """Note the start of a handler."""
         number = number_of(message.body)
-        place = Place(message.topic, message.broker_name, message.queue_id, message.queue_offset)
+        place = place_of(message, message.broker_name)
         arrival = Arrival(number, member, place, at, message.reconsume_times > 0)
         self.arrivals[group].append(arrival)
         self.by_number[group][number].append(arrival)
@@ -144,6 +150,13 @@ class Ledger:
             for one in self.wanted(topics)
             if not any(arrival.ended is not None and not arrival.failed for arrival in handled.get(one.number, ()))
         ]
+
+
+def place_of(message: ReceivedMessage, broker: str) -> Place:
+    """Return the place of a message: of a lite topic's message, its place there."""
+    if message.lite_topic is not None:
+        return Place(message.lite_topic, broker, 0, lite_number(message.properties))
+    return Place(message.topic, broker, message.queue_id, message.queue_offset)
 
 
 def number_of(body: bytes) -> int:

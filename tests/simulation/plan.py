@@ -42,7 +42,7 @@ _SENTENCES = {
 """A sentence for each kind of fault."""
 
 
-_KINDS = [kind for kind in Kind if kind not in (Kind.PLAIN, Kind.FLEETING)]
+_KINDS = [kind for kind in Kind if kind not in (Kind.PLAIN, Kind.FLEETING, Kind.SESSION)]
 """The kinds of sends that a plan has or has not."""
 
 
@@ -176,6 +176,10 @@ def _add_more(plan: Plan, chance: random.Random) -> None:
         renew(plan, chance)
     elif not plan.slaves and plan.brokers == 1 and chance.random() < 0.3:
         archive(plan)
+    if plan.settings.get("fileReservedTime") is None and chance.random() < 0.25:
+        plan.groups["G-lite"] = "lite"
+        plan.kinds = [*plan.kinds, Kind.SESSION]
+        plan.faults = _merged(plan, _faults_of([f"G-lite-{i}" for i in range(plan.members)], plan, chance))
 
 
 def archive(plan: Plan) -> None:

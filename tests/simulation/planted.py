@@ -25,6 +25,8 @@ from typing import Any
 
 from rmqkit.broker.archive import LogArchive
 from rmqkit.broker.delay.timer import Timer
+from rmqkit.broker.lite.service import LiteService
+from rmqkit.broker.lite.subscriptions import LiteGroup
 from rmqkit.broker.pop.read import PopRead
 from rmqkit.broker.pop.revive import Revive
 from rmqkit.broker.replication.link import Link
@@ -333,6 +335,17 @@ def _with_often_flushed(plan: Plan) -> Plan:
     )(plan)
 
 
+def _lite_batch_acknowledged_at_once() -> Any:
+    def ack(self: LiteService, group: LiteGroup, name: str, number: int, pop_time: int) -> None:
+        slot = self._table.find(group.parent, name)
+        batch = None if slot is None else group.batches.pop(slot, None)
+        if slot is not None and batch is not None:
+            self.offsets.commit(group.name, slot, batch.numbers[-1] + 1)
+            self.mark(group, name)
+
+    return _replaced(LiteService, "ack", ack)
+
+
 def _with_archive(plan: Plan) -> Plan:
     """Return a plan that is long enough for the first retention, and slow."""
     settings = {key: value for key, value in plan.settings.items() if key not in ARCHIVED} | ARCHIVED
@@ -506,6 +519,13 @@ PLANTED = (
         "of a former life",
         6,
         _with_renewal,
+    ),
+    Planted(
+        "a lite topic's batch acknowledged by one of its messages",
+        _lite_batch_acknowledged_at_once,
+        "G-lite did not get|G-lite got .* before",
+        2,
+        _with_faults("client killed", groups={"G-lite": "lite"}, kinds=[Kind.SESSION], members=2, slow_share=0.5),
     ),
 )
 """All planted faults."""

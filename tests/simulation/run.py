@@ -21,12 +21,14 @@ from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.store.log.mapped_file import BytesLost
 from rmqkit.testing.simulation import Cluster, Server, World
 from tests.simulation import lives, operators, oracles, sinking
-from tests.simulation.clients import ORDERED, TOPICS, TOPICS_OF, ClientProcess, Keys, consumer_main, produce
+from tests.simulation.clients import CHATS, ORDERED, TOPICS, TOPICS_OF, ClientProcess, Keys, consumer_main, produce
 from tests.simulation.expiry import Expiry
 from tests.simulation.ledger import Ledger, State
 from tests.simulation.plan import Fault, Plan, plan_of
 from tests.simulation.pulling import pull_main
+from tests.simulation.sessions import session_main
 
+_MAINS = {"pull": pull_main, "lite": session_main}
 _START_SECONDS = 30.0
 _HEALING_SECONDS = 240.0
 _STOP_SECONDS = 120.0
@@ -120,7 +122,7 @@ class Run:
             found[f"producer-{number}"] = ClientProcess(self, f"producer-{number}", produce)
         for group, kind in self.plan.groups.items():
             for number in range(self.plan.members):
-                main = pull_main(group) if kind == "pull" else consumer_main(group, kind)
+                main = _MAINS[kind](group) if kind in _MAINS else consumer_main(group, kind)
                 found[f"{group}-{number}"] = ClientProcess(self, f"{group}-{number}", main)
         for name in self.plan.sink:
             found[name] = ClientProcess(self, name, sinking.drive if name == "spark-driver" else sinking.execute)
@@ -148,7 +150,8 @@ class Run:
 
     def _more_topics(self) -> set[str]:
         found = {sinking.TOPIC} if self.plan.sink else set()
-        return found | ({lives.TOPIC} if lives.GROUP in self.plan.groups else set())
+        found |= {lives.TOPIC} if lives.GROUP in self.plan.groups else set()
+        return found | ({CHATS} if "lite" in self.plan.groups.values() else set())
 
     def _work(self) -> bool:
         world, begin = self.world, self.world.now
@@ -265,7 +268,8 @@ def run_seed(seed: int) -> Outcome:
 async def create_topic(broker: object, topic: str, queues: int) -> None:
     """Create a topic on a broker."""
     context = broker.context  # type: ignore[attr-defined]
-    context.topics.put(TopicConfig(topic, queues, queues))
+    attributes = {"message.type": "LITE"} if topic == CHATS else {}
+    context.topics.put(TopicConfig(topic, queues, queues, attributes=attributes))
     await context.topics_published()
 
 
