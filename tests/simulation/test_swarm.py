@@ -61,7 +61,7 @@ def test_seeds_have_all_kinds_of_faults_and_many_settings() -> None:
     assert any(not plan.faults for plan in plans)
     assert {plan.slaves for plan in plans} == {0, 1}
     assert {plan.executors for plan in plans} == {0, 1, 2}
-    kinds = {"push", "ordered", "pop", "broadcast", "once", "pull", "fleeting"}
+    kinds = {"push", "ordered", "pop", "broadcast", "once", "pull", "fleeting", "lite"}
     assert {kind for plan in plans for kind in plan.groups.values()} == kinds
 
 
