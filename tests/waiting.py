@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from tests.virtual_time import VirtualLoop
+from tests.virtual_world import VirtualLoop
 
 SECONDS = 60.0
 """Longer than any expected event takes on a busy machine, and less than the time limit of a test (`timeout` in
@@ -18,7 +18,7 @@ async def until(condition: Callable[[], object], what: str = "what should come",
     """Wait until a condition holds. Raises AssertionError with the description of the condition."""
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualLoop):
-        deadline = time.monotonic() + seconds  # real time: threads may have to do the work
+        deadline = time.monotonic() + seconds  # real time: only a failing test waits as long
         while not condition():
             assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
             await loop.idle()

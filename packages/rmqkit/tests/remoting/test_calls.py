@@ -12,7 +12,7 @@ from rmqkit.errors import ConnectionLost, ProtocolError, RequestTimedOut
 from rmqkit.protocol.command import Command, encode_command, reply
 from rmqkit.remoting.connection import Connection
 from tests.remoting.wire import Wire, opened
-from tests.virtual_time import VirtualLoop
+from tests.virtual_world import VirtualLoop
 
 
 def virtual_loop() -> VirtualLoop:

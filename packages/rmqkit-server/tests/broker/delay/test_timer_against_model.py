@@ -28,7 +28,7 @@ from rmqkit.testing.clock import StandingClock
 from tests.broker.timed import STEP_MS, Timed
 from tests.examples import examples
 from tests.store.stores import read_all
-from tests.virtual_time import VirtualLoop
+from tests.virtual_world import VirtualWorld
 
 WINDOW_SLOTS = 40
 SET_BACK_MS = 5000
@@ -45,7 +45,8 @@ class TimerMachine(RuleBasedStateMachine):
     def begin(self) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.clock = StandingClock()
-        self.runner = asyncio.Runner(loop_factory=VirtualLoop)
+        self.runner = VirtualWorld(0)
+        self.runner.__enter__()
         self.generation = self.count = 0
         self.waiting: dict[str, int] = {}
         self.repeats: set[str] = set()
@@ -80,7 +81,7 @@ class TimerMachine(RuleBasedStateMachine):
         self.timed.timer.stop()
         self.timed.store.close()
         self.timed.timer.state.files.close()
-        self.runner.close()
+        self.runner.__exit__()
         shutil.rmtree(self.folder)
 
     def is_quiet(self) -> bool:
