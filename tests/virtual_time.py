@@ -14,22 +14,26 @@ a coroutine          in a world, also with a fixture that is an asynchronous gen
 marker virtual_time  a plain test, in a world: it calls `run`, and has objects with threads or locks outside of `run`
 marker real_time     on asyncio's own loop: it waits for other processes, sockets of the kernel, or real threads
 ===================  =================================================================================================
+
+Worlds are in the package rmqkit-tools. Where it is not installed, tests that need a world are skipped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import inspect
 import math
 import zlib
-from collections.abc import Coroutine, Generator
+from collections.abc import Coroutine, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import pytest
 
 from rmqkit.clock import SystemClock
-from tests.virtual_world import VirtualWorld
+from tests.sources import is_installed
 
 __all__ = ["run"]
 
@@ -53,35 +57,39 @@ def _monotonic_ms(clock: SystemClock) -> float:
 SystemClock.now_ms, SystemClock.monotonic_ms = _now_ms, _monotonic_ms  # type: ignore[method-assign]
 
 
+_current: list[Any] = []
+"""The world of the running test, if it has one."""
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine as `asyncio.run` does, in the world of the test, or in a new one."""
-    world = VirtualWorld.current
-    if world is None:
-        with _World(0) as world:
+    if not _current:
+        with _world(0) as world:
             return world.run(main)
     try:
-        return world.run(main)
+        return _current[-1].run(main)
     finally:
-        world.cancel_tasks()
+        _current[-1].cancel_tasks()
 
 
-class _World(VirtualWorld):
-    """A world that begins where the last one of the test ended."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed, _ahead_seconds)
-
-    def __exit__(self, *exc_info: object) -> None:
-        global _ahead_seconds
-        try:
-            super().__exit__(*exc_info)
-        finally:
-            _ahead_seconds = max(_ahead_seconds, self.ahead_seconds)
+@contextmanager
+def _world(seed: int) -> Iterator[Any]:
+    """Yield a world that begins where the last one of the test ended."""
+    global _ahead_seconds
+    module = importlib.import_module("tests.virtual_world")  # here: it needs rmqkit-tools
+    world = module.VirtualWorld(seed, _ahead_seconds)
+    try:
+        with world:
+            _current.append(world)
+            yield world
+    finally:
+        _current.clear()
+        _ahead_seconds = max(_ahead_seconds, world.ahead_seconds)
 
 
 # ---- the plug-in
 
-_RUNNER = pytest.StashKey[Any]()
+_RUNNER, _STACK = pytest.StashKey[Any](), pytest.StashKey[ExitStack]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -96,6 +104,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def _seed_of(item: pytest.Item) -> int:
     seed = item.config.getoption("seed")
     return zlib.crc32(item.nodeid.encode()) if seed is None else seed
+
+
+def _need_world() -> None:
+    if not is_installed("rmqkit-tools"):
+        pytest.skip("a simulated world needs rmqkit-tools: pip install -e packages/rmqkit-tools")
 
 
 def _has_loop(item: pytest.Item) -> bool:
@@ -113,18 +126,22 @@ def _has_loop(item: pytest.Item) -> bool:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Enter the world before the fixtures are set up: they may start threads."""
     if _has_loop(item):
-        runner = asyncio.Runner() if item.get_closest_marker("real_time") else _World(_seed_of(item))
-        item.stash[_RUNNER] = runner.__enter__()
+        is_real = item.get_closest_marker("real_time") is not None
+        if not is_real:
+            _need_world()
+        item.stash[_STACK] = ExitStack()
+        item.stash[_RUNNER] = item.stash[_STACK].enter_context(asyncio.Runner() if is_real else _world(_seed_of(item)))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if (given := getattr(pyfuncitem.obj, "hypothesis", None)) and inspect.iscoroutinefunction(given.inner_test):
+        _need_world()
         test, seed = given.inner_test, _seed_of(pyfuncitem)
 
         @functools.wraps(test)
         def example(*args: Any, **kwargs: Any) -> None:
-            with _World(seed) as world:
+            with _world(seed) as world:
                 world.run(test(*args, **kwargs))
 
         given.inner_test = example
@@ -139,9 +156,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_fixture_setup")
 def set_up_outside(fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
     """Set up what several tests share outside of the world of the first one."""
-    if fixturedef.scope == "function" or (world := VirtualWorld.current) is None:
+    if fixturedef.scope == "function" or not _current:
         return (yield)
-    with world.left():
+    with _current[-1].left():
         return (yield)
 
 
@@ -173,9 +190,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     try:
         return (yield)
     finally:
-        if (runner := item.stash.get(_RUNNER, None)) is not None:
-            del item.stash[_RUNNER]
-            runner.__exit__(None, None, None)
+        if (stack := item.stash.get(_STACK, None)) is not None:
+            del item.stash[_STACK], item.stash[_RUNNER]
+            stack.close()
         _ahead_seconds = 0.0
 
 
@@ -183,6 +200,6 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Name the seed of a failed test."""
     report = yield
-    if report.failed and isinstance(item.stash.get(_RUNNER, None), VirtualWorld):
+    if report.failed and _current:
         report.sections.append(("simulated world", f"--seed {_seed_of(item)} repeats this run"))
     return report

@@ -205,9 +205,6 @@ class VirtualWorld(World):
         idle: the callers of `VirtualLoop.idle`.
     """
 
-    current: VirtualWorld | None = None
-    """The world of the running test."""
-
     def __init__(self, seed: int, ahead_seconds: float = 0.0) -> None:
         super().__init__(seed)
         # Whole seconds: otherwise the fraction of a second at the start would decide how milliseconds are rounded.
@@ -224,8 +221,6 @@ class VirtualWorld(World):
         self._wakes = 0
 
     def __enter__(self):
-        assert VirtualWorld.current is None, "one world at a time"
-        VirtualWorld.current = self
         self._before = random.getstate()
         random.seed(self.seed)
         self._replace()
@@ -240,7 +235,6 @@ class VirtualWorld(World):
             self._heap.clear()
             self._stack.close()
             random.setstate(self._before)
-            VirtualWorld.current = None
 
     @property
     def ahead_seconds(self) -> float:
