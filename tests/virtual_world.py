@@ -10,7 +10,7 @@ the network                        all hosts are this machine, so a test may con
                                    asyncio's own
 `rmqkit.system.threads`            greenlets of the world; ``run_in_executor`` and ``to_thread`` as well
 `rmqkit.clock.SystemClock`         the time of the world
-``socket.create_connection``       a blocking socket of the world, for threads: foreign clients, ``urllib``
+``socket.create_connection``       a blocking socket of the world, for threads: foreign clients, ``urllib``, urllib3
 ``time.sleep``                     time that passes in the world
 a long wait for a real thread      a RuntimeError: the threads of a world are greenlets
 =================================  ===================================================================================
@@ -374,6 +374,8 @@ class VirtualWorld(World):
                 from anyio._backends._asyncio import AsyncIOBackend  # of FastAPI, the console and FastStream
 
                 stack.enter_context(mock.patch.object(AsyncIOBackend, "run_sync_in_worker_thread", _in_thread))
+            if "urllib3" in sys.modules:  # of requests
+                stack.enter_context(mock.patch("urllib3.util.connection.create_connection", self._connection))
             self._stack = stack.pop_all()
 
     def _sleep(self, seconds: float) -> None:
@@ -442,12 +444,19 @@ class _Socket(asyncio.Protocol):
         del self._read[:size]
         return data
 
-    def makefile(self, mode: str) -> io.BufferedReader:
+    def makefile(self, mode: str, *_: object) -> io.BufferedReader:
         assert mode == "rb", "http.client reads bytes"
         return io.BufferedReader(_Reader(self))
 
     def settimeout(self, timeout: float | None) -> None:
         self._timeout = timeout
+
+    def fileno(self) -> int:
+        """Return -1: the kernel does not know the connection. urllib3 then does not look whether it was dropped."""
+        return -1
+
+    def shutdown(self, how: int) -> None:
+        self._transport.close()
 
     def setsockopt(self, *_: object) -> None:
         """Do nothing: a simulated connection has no options."""
