@@ -34,6 +34,7 @@ def test_a_broker_continues_by_itself_after_its_disk_refused(way: str) -> None:
     assert f"{ROUNDS[way]} rounds" in done.stdout and "0 rounds wrong" in done.stdout
 
 
+@pytest.mark.virtual_time
 def test_a_round_sees_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The round finds a broker that ignores a refused flush."""
     monkeypatch.setattr("rmqkit.store.put.Appender._write", lambda appender, data, now_ms: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import asynccontextmanager
 
 import pytest
@@ -93,7 +94,8 @@ async def test_idle_connections_keep_nobody_out():
             await until(lambda count=count: len(made._requests) >= min(count, 16), "it is accepted")
         assert (await ask(made, GET)).startswith(b"HTTP/1.1 200")
         for reader, writer in idle[:25]:
-            assert await reader.read() == b"", "the longest idle one made room"
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b"", "the longest idle one made room"
             writer.close()
         for reader, writer in idle[25:]:
             writer.write(GET)

@@ -15,6 +15,7 @@ from rmqkit.standalone import Standalone
 from tests.virtual_time import run as run_virtual
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("chosen", ["", "elsewhere/kv.json"])
 def test_the_kv_file_is_beside_the_broker_s_tables_unless_it_is_set(tmp_path, chosen):
     async def put():

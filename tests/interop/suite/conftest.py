@@ -31,6 +31,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "alone: a behaviour that changes what others at the same peer would notice")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if is_behaviour(item):
+        item.add_marker(pytest.mark.real_time)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "peer" in metafunc.fixturenames:
         metafunc.parametrize("peer", PEERS, indirect=True, scope="session")

@@ -525,6 +525,7 @@ async def test_reads_of_one_connection_are_bounded(tmp_path, monkeypatch):
 
 
 @pytest.mark.faults
+@pytest.mark.real_time
 async def test_the_process_that_writes_segments_may_be_killed(tmp_path, caplog):
     async with Archived(tmp_path) as broker:
         await broker.fill(30)

@@ -56,6 +56,7 @@ def archived(tmp_path, objects) -> Archived:
     return Archived(tmp_path, store={"archive": objects.address("archive")})
 
 
+@pytest.mark.real_time
 async def test_nothing_is_deleted_that_an_object_store_did_not_confirm(tmp_path, objects):
     async with archived(tmp_path, objects) as broker:
         await broker.fill(20)
@@ -74,6 +75,7 @@ async def test_nothing_is_deleted_that_an_object_store_did_not_confirm(tmp_path,
         assert await broker.read(0, 80) == list(range(20)) * 4
 
 
+@pytest.mark.real_time
 async def test_a_consumer_keeps_its_place_while_an_object_store_is_away(tmp_path, objects):
     async with archived(tmp_path, objects) as broker:
         await broker.fill()

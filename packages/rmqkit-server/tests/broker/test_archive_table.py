@@ -10,6 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
 from pyiceberg.catalog import load_catalog
 
 from rmqkit.store.archive.archive import segment_name
@@ -62,6 +63,7 @@ async def filled(broker: Archived) -> int:
     return int(broker.store.min_offset("T", 0))
 
 
+@pytest.mark.real_time
 async def test_duckdb_iceberg_and_a_consumer_read_the_same_files(tmp_path):
     database = f"sqlite:///{tmp_path}/catalog.db"
     async with Archived(tmp_path, store={"archive_catalog": f"sql:{database}"}) as broker:
@@ -86,6 +88,7 @@ async def test_duckdb_iceberg_and_a_consumer_read_the_same_files(tmp_path):
     assert found["queueOffset"].to_pylist() == [row[0] for row in rows]
 
 
+@pytest.mark.real_time
 async def test_a_catalog_that_fails_stops_neither_archive_nor_retention(tmp_path, caplog):
     catalog = tmp_path / "later/catalog.db"
     async with Archived(tmp_path, store={"archive_catalog": f"sql:sqlite:///{catalog}"}) as broker:
@@ -100,6 +103,7 @@ async def test_a_catalog_that_fails_stops_neither_archive_nor_retention(tmp_path
         assert not catalog.exists(), "a table that has all segments is not asked again"
 
 
+@pytest.mark.real_time
 async def test_a_broker_that_died_before_the_commit_adds_the_segment_after_its_start(tmp_path):
     async with Archived(tmp_path) as broker:
         await filled(broker)

@@ -19,7 +19,6 @@ from rmqkit.store.settings import FlushDiskType
 from tests.broker.cluster import Cluster
 from tests.cpu import slowness
 from tests.strangers import Stranger, frame, measured
-from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS, until
 
 SEND, PULL, HEART_BEAT, LOCK, CHECK_CLIENT, REGISTER, SEND_V2, SEND_BATCH, POP = (
@@ -58,7 +57,7 @@ def beside(tmp_path):
                     for stranger in strangers:
                         stranger.close()
 
-        run_virtual(main())
+        asyncio.run(main())
 
     return runner
 

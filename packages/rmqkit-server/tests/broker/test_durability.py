@@ -234,6 +234,7 @@ async def test_a_time_that_is_made_shorter_counts_for_answers_that_wait():
     assert (await asyncio.wait_for(waiting, SECONDS))[0] is Outcome.REPLICA_TIMED_OUT
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(("slave_ms", "looks"), [(500, 1), (1000, 1), (2500, 3)])
 def test_waiting_answers_are_checked_once_a_second_and_when_a_time_is_over(slave_ms, looks):
     async def scenario():
@@ -245,6 +246,7 @@ def test_waiting_answers_are_checked_once_a_second_and_when_a_time_is_over(slave
     run_virtual(scenario())
 
 
+@pytest.mark.virtual_time
 def test_the_time_of_a_later_answer_runs_from_its_own_put():
     async def scenario():
         it, begun = Waiting(flushes=False, copies_timeout_ms=lambda: 900, clock=SYSTEM_CLOCK), loop_ms()

@@ -98,6 +98,7 @@ async def test_topics_are_registered_whole_and_one_by_one(compressed, tmp_path):
         assert (await routed(cluster, "T")).perm == 4
 
 
+@pytest.mark.virtual_time
 def test_topics_that_name_servers_list_as_ordered_are_marked(tmp_path):
     async def order(cluster, topic):
         return json.loads((await cluster.ask(RequestCode.GET_TOPIC_CONFIG, topic=topic)).body)["order"]

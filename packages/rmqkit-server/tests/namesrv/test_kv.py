@@ -44,6 +44,7 @@ def test_a_file_the_disk_refuses_to_read_stops_the_start(tmp_path):
         KeyValues(tmp_path / "file" / "kvConfig.json").load()
 
 
+@pytest.mark.virtual_time
 def test_changes_at_the_same_time_are_all_kept(tmp_path):
     path = tmp_path / "namesrv" / "kvConfig.json"
     keys = [f"k{number}" for number in range(10)]

@@ -128,6 +128,7 @@ class Caller:
         self.endpoint = endpoint
         self.context = context
         self.metadata = {"x-mq-client-id": client_id, "x-mq-language": "GO", "x-mq-client-version": "5.1.2", **metadata}
+        self._unpublished = []
 
     def other(self, client_id, **metadata):
         return Caller(self.endpoint, self.context, client_id, **metadata)
@@ -138,6 +139,7 @@ class Caller:
         config.perm = perm
         if message_type is not None:
             config.attributes = {"message.type": message_type}
+        self._unpublished.append(name)
         return name
 
     async def published(self):
@@ -149,6 +151,9 @@ class Caller:
         method = METHODS[name]
         # Encode the message as any client does: a value that a field cannot hold raises here.
         content = method.request(**fields).SerializeToString()
+        if self._unpublished:
+            self._unpublished.clear()
+            await self.published()
         call, answered = Call(self.metadata, seconds), asyncio.get_running_loop().create_future()
         if self.endpoint.answer_at_once(method, call, content, answered.set_result):
             self.endpoint.handle_gathered()

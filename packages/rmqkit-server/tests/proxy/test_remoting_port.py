@@ -368,6 +368,7 @@ async def test_a_heartbeat_goes_to_the_brokers_of_what_is_consumed_and_first_ove
         assert len(cluster.heartbeats) == 2
         for broker in cluster.brokers:
             broker.connections[0].abort()
+        await asyncio.sleep(1)  # the client notices it
         cluster.heartbeats.clear()
         assert (await ask(RequestCode.SEND_MESSAGE_V2, b="T", n="broker-1", e="0")).code == OK
         assert [command.code for command in cluster.brokers[1].requests][-2:] == [34, 310]

@@ -294,6 +294,7 @@ async def test_a_receiver_that_hangs_is_left_and_gets_nothing_until_it_lets_go()
 # -- services of apprise
 
 
+@pytest.mark.real_time  # Apprise has sockets of its own
 async def test_a_service_of_apprise_gets_the_text_of_an_event(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with receiving() as receiver:
@@ -305,6 +306,7 @@ async def test_a_service_of_apprise_gets_the_text_of_an_event(caplog: pytest.Log
     assert not [word for word in ("k-e-y", "p-a-s-s", "t-o-k-e-n") if word in caplog.text]
 
 
+@pytest.mark.real_time  # Apprise has sockets of its own
 @pytest.mark.parametrize(
     ("answer", "cause"),
     [
@@ -355,6 +357,7 @@ async def test_others_still_log_what_apprise_says(caplog: pytest.LogCaptureFixtu
     assert caplog.messages == ["sent by another part of this program"]
 
 
+@pytest.mark.real_time  # Apprise has sockets of its own
 async def test_an_alert_goes_out_through_apprise() -> None:
     async with receiving() as receiver, running(None, receiver, LAG) as found:
         await found.put_channel(receiver.service())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from rmqkit.console.request.request import Ask
 from rmqkit.console.views.message import body_of
 from rmqkit.errors import SettingsError
 from rmqkit.protocol.message import Message, ReceivedMessage
+from rmqkit.system import threads
 from tests.admin.things import send
 from tests.client.messages import received
 from tests.console.asgi import served
@@ -83,7 +83,7 @@ async def test_a_decoder_of_protobuf_is_found_by_its_entry_point(
 
 
 async def test_a_decoder_that_hangs_is_not_called_again() -> None:
-    end, calls = threading.Event(), list[bytes]()
+    end, calls = threads.Event(), list[bytes]()
 
     def hang(topic: str, message: ReceivedMessage) -> str:
         calls.append(message.body)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import threading
 
 import pytest
 
@@ -15,6 +14,7 @@ from rmqkit.remoting.client import RemotingClient
 from rmqkit.remoting.router import Router
 from rmqkit.remoting.server import RemotingServer
 from rmqkit.remoting.tls import ClientTls, NeedClientAuth, ServerTls, ServerTlsSettings, Tls, TlsMode
+from rmqkit.system import threads
 from tests.certificates import OPENSSL, REASON
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
@@ -50,6 +50,7 @@ def warnings(caplog):
     return [one.getMessage() for one in caplog.records if one.name == tls.__name__]
 
 
+@pytest.mark.virtual_time
 @needs_openssl
 def test_it_is_made_once_for_all_who_want_tls_and_the_log_says_what_it_is_worth(caplog, monkeypatch):
     made = []
@@ -66,9 +67,10 @@ def test_it_is_made_once_for_all_who_want_tls_and_the_log_says_what_it_is_worth(
     assert "protects against eavesdropping only" in line
 
 
+@pytest.mark.virtual_time
 @needs_openssl
 def test_others_are_answered_while_it_is_made(monkeypatch):
-    begun, goes_on = threading.Event(), threading.Event()
+    begun, goes_on = threads.Event(), threads.Event()
     make = tls.make_context
     monkeypatch.setattr(tls, "make_context", lambda: begun.set() or (goes_on.wait(SECONDS) and make()))
 
@@ -86,9 +88,10 @@ def test_others_are_answered_while_it_is_made(monkeypatch):
     assert served(scenario) == b"hello"
 
 
+@pytest.mark.virtual_time
 @needs_openssl
 def test_a_peer_that_goes_while_it_is_made_does_not_matter(monkeypatch):
-    begun, goes_on = threading.Event(), threading.Event()
+    begun, goes_on = threads.Event(), threads.Event()
     make = tls.make_context
     monkeypatch.setattr(tls, "make_context", lambda: begun.set() or (goes_on.wait(SECONDS) and make()))
 
@@ -103,6 +106,7 @@ def test_a_peer_that_goes_while_it_is_made_does_not_matter(monkeypatch):
     assert served(scenario) == b"hello"
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

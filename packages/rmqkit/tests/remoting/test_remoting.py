@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import struct
 
 import pytest
@@ -173,9 +172,16 @@ async def test_a_slow_call_ends_the_calls_of_others_only_if_the_peer_is_silent(a
             await slow
 
 
+class Mute(asyncio.Protocol):
+    """A peer that accepts connections and reads nothing."""
+
+    def connection_made(self, transport):
+        transport.pause_reading()
+
+
 async def test_a_peer_that_takes_nothing_does_not_keep_its_connection_after_a_time_out():
-    with socket.create_server(("127.0.0.1", 0)) as mute:  # the kernel accepts, nobody reads
-        client, address = RemotingClient(), join_address(*mute.getsockname())
+    async with await asyncio.get_running_loop().create_server(Mute, "127.0.0.1", 0) as mute:
+        client, address = RemotingClient(), join_address(*mute.sockets[0].getsockname())
         connection = await client.connection(address)
         small = asyncio.ensure_future(client.call(address, Command(SILENT), 60_000))
         with pytest.raises(RequestTimedOut):

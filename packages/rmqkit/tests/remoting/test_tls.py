@@ -76,15 +76,18 @@ def talk(tls: ServerTls | None, *clients: ClientTls | None, body: bytes = b"hell
 ANYONE = Tls(verify=False)
 
 
+@pytest.mark.virtual_time
 def test_a_permissive_port_speaks_both(server_certificate):
     assert talk(server_tls(server_certificate), ClientTls(ANYONE), None) == [b"hello", b"hello"]
 
 
+@pytest.mark.virtual_time
 def test_large_bodies_go_both_ways(server_certificate):
     body = bytes(range(256)) * 16384
     assert talk(server_tls(server_certificate), ClientTls(ANYONE), body=body) == [body]
 
 
+@pytest.mark.virtual_time
 def test_an_enforcing_port_closes_plain_connections_with_one_line(server_certificate, caplog):
     heard = talk(server_tls(server_certificate, TlsMode.ENFORCING), None, ClientTls(ANYONE))
     assert isinstance(heard[0], ConnectionLost)
@@ -94,6 +97,7 @@ def test_an_enforcing_port_closes_plain_connections_with_one_line(server_certifi
     ]
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("tls", [None, ServerTlsSettings(mode=TlsMode.DISABLED), ServerTlsSettings(makes_own=False)])
 def test_a_port_without_tls_closes_handshakes(tls, caplog):
     heard = talk(None if tls is None else ServerTls(tls), ClientTls(ANYONE), None)
@@ -102,6 +106,7 @@ def test_a_port_without_tls_closes_handshakes(tls, caplog):
     assert "TLS is disabled" in caplog.text
 
 
+@pytest.mark.virtual_time
 def test_a_client_checks_the_server_when_asked(server_certificate, client_certificate):
     trusts = ClientTls(Tls(trusted=server_certificate.certificate))
     distrusts = ClientTls(Tls(trusted=client_certificate.certificate))
@@ -111,6 +116,7 @@ def test_a_client_checks_the_server_when_asked(server_certificate, client_certif
     assert heard[1].reason == "TLS handshake failed: CERTIFICATE_VERIFY_FAILED"
 
 
+@pytest.mark.virtual_time
 def test_a_server_checks_clients_when_asked(server_certificate, client_certificate):
     tls = server_tls(
         server_certificate, need_client_auth=NeedClientAuth.REQUIRE, trusted=client_certificate.certificate
@@ -121,6 +127,7 @@ def test_a_server_checks_clients_when_asked(server_certificate, client_certifica
     assert isinstance(heard[1], ConnectionLost)
 
 
+@pytest.mark.virtual_time
 def test_changed_certificate_files_are_used_by_the_next_connection(tmp_path):
     first = make_certificate(tmp_path, "first")
     second = make_certificate(tmp_path, "second")
@@ -137,6 +144,7 @@ def test_changed_certificate_files_are_used_by_the_next_connection(tmp_path):
     assert heard == [b"hello", b"hello"]
 
 
+@pytest.mark.virtual_time
 def test_changed_files_that_cannot_be_used_leave_the_earlier_ones_in_force(tmp_path, caplog):
     used = make_certificate(tmp_path, "used")
     tls = server_tls(used)
@@ -159,6 +167,7 @@ def test_settings_that_cannot_be_used(settings, text):
         ServerTls(ServerTlsSettings(**settings))
 
 
+@pytest.mark.virtual_time
 def test_garbage_after_a_client_hello_closes_that_connection(server_certificate, caplog):
     async def main() -> bytes:
         server = RemotingServer(Router(), tls=server_tls(server_certificate))
@@ -174,6 +183,7 @@ def test_garbage_after_a_client_hello_closes_that_connection(server_certificate,
     assert "TLS handshake failed" in caplog.text
 
 
+@pytest.mark.virtual_time
 def test_producer_broker_and_name_server_speak_tls_only(tmp_path, server_certificate):
     tls = server_tls(server_certificate, TlsMode.ENFORCING)
     settings = ProducerSettings(tls=Tls(trusted=server_certificate.certificate))

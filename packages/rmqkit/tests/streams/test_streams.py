@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 
@@ -460,8 +459,8 @@ async def test_a_user_of_a_folder_continues_when_another_process_runs_the_server
 
 @pytest.mark.parametrize("found", ["taken", "", "nonsense", "127.0.0.1:0", "127.0.0.1:99999"])
 async def test_a_port_that_is_taken_or_unknown_is_replaced(tmp_path, found):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}" if found == "taken" else found
+    async with await asyncio.start_server(print, "127.0.0.1", 0) as taken:
+        address = f"127.0.0.1:{taken.sockets[0].getsockname()[1]}" if found == "taken" else found
         (tmp_path / "streams.address").write_text(address)
         async with rmqkit.streams.embedded(tmp_path) as streams:
             await streams.append("s", "a")

@@ -7,6 +7,7 @@ import json
 import stat
 
 import msgspec
+import pytest
 
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command
@@ -39,6 +40,7 @@ async def remark(address, credentials):
     return (await ask(address, credentials, RequestCode.GET_BROKER_HA_STATUS)).remark
 
 
+@pytest.mark.virtual_time
 def test_users_and_policies_are_there_after_a_restart_for_the_owner_alone(tmp_path):
     async def session(*requests):
         async with Standalone(tmp_path) as servers:
@@ -61,6 +63,7 @@ def test_users_and_policies_are_there_after_a_restart_for_the_owner_alone(tmp_pa
     assert json.loads(bytes(acl.payload)) == subject | {"policies": [{"policyType": "Custom", "entries": [ENTRY]}]}
 
 
+@pytest.mark.virtual_time
 def test_a_change_decides_at_once_who_is_let_in_and_outlives_the_broker(tmp_path):
     anna = Credentials(access_key="anna", secret_key="first123")
     other = Credentials(access_key="anna", secret_key="other123")

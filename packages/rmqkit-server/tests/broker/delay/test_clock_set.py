@@ -10,6 +10,8 @@ from tests.broker.delay.test_schedule import Delays
 from tests.set_clock import SetClock
 from tests.virtual_time import run as run_virtual
 
+pytestmark = pytest.mark.virtual_time
+
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 STEPS = [HOUR_MS, -HOUR_MS, DAY_MS, -DAY_MS, -7_000]
 

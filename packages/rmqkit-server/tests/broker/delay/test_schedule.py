@@ -181,6 +181,7 @@ async def test_a_restart_delivers_what_became_due_meanwhile_and_nothing_twice(ro
     assert again.offsets() == {"1": 1, "2": 1, "3": 1}
 
 
+@pytest.mark.virtual_time
 def test_without_the_offset_file_everything_is_delivered_again_and_said(root, caplog):
     path = root / "config" / "delayOffset.json"
 
@@ -205,6 +206,7 @@ def test_without_the_offset_file_everything_is_delivered_again_and_said(root, ca
         run_virtual(scenario())
 
 
+@pytest.mark.virtual_time
 def test_with_a_backup_of_the_offset_file_only_what_it_does_not_know_is_delivered_again(root, caplog):
     path = root / "config" / "delayOffset.json"
 

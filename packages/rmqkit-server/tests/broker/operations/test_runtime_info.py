@@ -48,6 +48,7 @@ def with_broker(root, scenario):
     run_virtual(main())
 
 
+@pytest.mark.virtual_time
 def test_a_fresh_broker(tmp_path):
     async def scenario(clock, client, address):
         clock.ms += 431_500
@@ -74,6 +75,7 @@ def test_a_fresh_broker(tmp_path):
     with_broker(tmp_path, scenario)
 
 
+@pytest.mark.virtual_time
 def test_a_message_moves_the_bounds_of_the_log(tmp_path):
     async def scenario(clock, client, address):
         header = SendMessageRequest(

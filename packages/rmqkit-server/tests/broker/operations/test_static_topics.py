@@ -28,6 +28,7 @@ async def send(cluster, number, topic="T"):
     return answer.code, decode_fields(answer).get("queueId"), decode_fields(answer).get("queueOffset")
 
 
+@pytest.mark.virtual_time
 def test_a_static_topic_survives_a_restart_and_ends_with_its_topic(tmp_path):
     file = tmp_path / "store/config/topicQueueMapping.json"
 
@@ -104,6 +105,7 @@ async def test_what_is_not_supported_is_refused(changes, remark, cluster):
     assert shown.code == 17
 
 
+@pytest.mark.virtual_time
 def test_a_store_with_moved_queues_is_not_opened(tmp_path):
     config = tmp_path / "store/config"
     config.mkdir(parents=True)

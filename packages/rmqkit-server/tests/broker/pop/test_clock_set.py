@@ -12,6 +12,8 @@ from tests.broker.pops import ack, pop, sent
 from tests.set_clock import SetClock
 from tests.virtual_time import run as run_virtual
 
+pytestmark = pytest.mark.virtual_time
+
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 BACK = pytest.mark.parametrize("step_ms", [-HOUR_MS, -DAY_MS])
 

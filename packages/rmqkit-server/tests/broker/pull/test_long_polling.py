@@ -14,6 +14,8 @@ from rmqkit.store.message_store import DispatchRequest
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
+pytestmark = pytest.mark.virtual_time
+
 
 def arrival(queue_offset=0, *, topic="T", queue_id=0, tags_code=0, count=1, properties=b""):
     return DispatchRequest(topic, queue_id, queue_offset, tags_code, 0, 0, 100, 0, properties, count)

@@ -32,6 +32,8 @@ from tests.store.stores import message, small_settings
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
+pytestmark = pytest.mark.virtual_time
+
 OWN = "127.0.0.1:1001"
 MASTER = "127.0.0.1:1000"
 EXCHANGE = RequestCode.EXCHANGE_BROKER_HA_INFO

@@ -25,6 +25,8 @@ from tests.store.stores import message, read_all
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS, until
 
+pytestmark = pytest.mark.virtual_time
+
 STAMPS = {"CLUSTER": "DefaultCluster", "MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
 

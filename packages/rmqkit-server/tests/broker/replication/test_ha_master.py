@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 
 import pytest
 import uvloop
@@ -18,6 +17,7 @@ from rmqkit.broker.settings import BrokerRole, BrokerSettings
 from rmqkit.protocol.ha import HEAD_BYTES, encode_report
 from rmqkit.remoting.listening import ListenFailed
 from rmqkit.store.settings import FlushDiskType
+from rmqkit.system import threads
 from rmqkit.testing.clock import StandingClock
 from tests.broker.ha_links import master, turns, until
 from tests.broker.replication.inside import accepted_by, is_round_due, transport_of
@@ -137,8 +137,9 @@ def test_a_frame_is_no_longer_than_requested_nor_than_apaches_buffer(tmp_path, o
     on_loop(scenario())
 
 
+@pytest.mark.virtual_time
 def test_a_slave_never_gets_what_is_not_durable_under_sync_flush(tmp_path, monkeypatch):
-    may_flush, fdatasync = threading.Event(), os.fdatasync
+    may_flush, fdatasync = threads.Event(), os.fdatasync
     monkeypatch.setattr("rmqkit.system.disk.sync_data", lambda fd: may_flush.wait(60) and fdatasync(fd))
 
     async def scenario():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import socket
 
 import pytest
 import uvloop
@@ -341,13 +340,10 @@ async def test_the_port_is_open_from_the_start_where_slaves_are_wanted(tmp_path,
 
 
 async def test_a_port_that_is_in_use_is_found_at_the_start_also_where_it_is_not_opened(tmp_path):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.3", 0))
-        taken.listen()
-        async with master(tmp_path) as it:
-            again = HaMaster(it.store, it.settings, it.clock, lambda: None)
-            with pytest.raises(Exception, match=r"cannot listen on 0\.0\.0\.0"):
-                await again.start("0.0.0.0", taken.getsockname()[1])
+    async with await asyncio.start_server(print, "127.0.0.3", 0) as taken, master(tmp_path) as it:
+        again = HaMaster(it.store, it.settings, it.clock, lambda: None)
+        with pytest.raises(Exception, match=r"cannot listen on 0\.0\.0\.0"):
+            await again.start("0.0.0.0", taken.sockets[0].getsockname()[1])
 
 
 # ---- TLS

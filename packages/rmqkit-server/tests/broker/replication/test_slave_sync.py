@@ -48,6 +48,8 @@ from tests.store.stores import small_settings
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
 
+pytestmark = pytest.mark.virtual_time
+
 SETTINGS = BrokerSettings(broker_name="bk", cluster_name="C1")
 GOLDEN = {exchange.code: exchange for exchange in exchanges()}
 ROUND = [21, 43, 45, 201, 402]

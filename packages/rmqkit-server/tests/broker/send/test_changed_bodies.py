@@ -114,6 +114,7 @@ async def test_a_half_message_with_another_body_is_not_committed(caplog, tmp_pat
     assert f"the message of {HALF_TOPIC} at {half.physical_offset} {NOT_STORED}" in caplog.text
 
 
+@pytest.mark.virtual_time
 def test_a_half_message_with_another_body_is_neither_put_again_nor_asked_about(tmp_path, caplog):
     with HalfMessages(tmp_path / "store") as halves:
         producer = halves.producer()

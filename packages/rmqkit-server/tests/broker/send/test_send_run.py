@@ -8,7 +8,6 @@ import itertools
 import os
 import random
 import re
-import threading
 import time
 
 import msgspec
@@ -31,12 +30,15 @@ from rmqkit.remoting import connection
 from rmqkit.store.message_store import StoredSends
 from rmqkit.store.put import Appender
 from rmqkit.store.settings import FlushDiskType
+from rmqkit.system import threads
 from tests.broker.cluster import Cluster
 from tests.broker.lite.lite_peer import PARENT, LitePeer, make_group, make_parent
 from tests.broker.pops import context_of
 from tests.store.stores import read_all
 from tests.virtual_time import run as run_virtual
 from tests.waiting import SECONDS
+
+pytestmark = pytest.mark.virtual_time
 
 
 def frame(number, properties=None, body=b"hello", code=RequestCode.SEND_MESSAGE_V2, one_way=False, **fields):
@@ -92,7 +94,8 @@ async def warm(cluster):
         yield peer
     finally:
         peer.writer.close()
-        await peer.writer.wait_closed()
+        with contextlib.suppress(ConnectionResetError):
+            await peer.writer.wait_closed()
 
 
 @pytest.fixture
@@ -678,7 +681,7 @@ NO_WAIT = "UNIQ_KEY\x01K9\x02WAIT\x01false\x02TAGS\x01t1\x02"
 
 
 async def test_under_sync_flush_a_run_waits_for_the_disk_as_one(runs, monkeypatch, tmp_path):
-    may_flush, fdatasync = threading.Event(), os.fdatasync
+    may_flush, fdatasync = threads.Event(), os.fdatasync
     may_flush.set()
     monkeypatch.setattr("rmqkit.system.disk.sync_data", lambda fd: may_flush.wait(60) and fdatasync(fd))
 
@@ -809,7 +812,8 @@ async def test_a_fault_of_the_core_closes_its_connection_and_no_other(core, monk
         monkeypatch.setattr(context_of(cluster).store, "put_sends", panic)
         peer.writer.write(frame(4))
         async with asyncio.timeout(SECONDS):
-            assert await peer.reader.read() == b""
+            with contextlib.suppress(ConnectionResetError):
+                assert await peer.reader.read() == b""
         monkeypatch.undo()
         assert (await other.ask(frame(8)))[8].code == 0
         lines = [record.message for record in caplog.records if record.levelname in ("WARNING", "ERROR")]

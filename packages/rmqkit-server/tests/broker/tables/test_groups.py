@@ -55,6 +55,7 @@ async def test_a_body_that_cannot_be_read_creates_nothing(body, tmp_path):
         assert await group(cluster) == (26, "No group in this broker")
 
 
+@pytest.mark.virtual_time
 def test_a_group_is_changed_and_kept(tmp_path):
     async def first():
         async with Cluster(tmp_path / "store", broker=NO_AUTO_CREATE) as cluster:

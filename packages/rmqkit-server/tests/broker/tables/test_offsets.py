@@ -24,6 +24,7 @@ from tests.broker.cluster import Cluster
 from tests.virtual_time import run as run_virtual
 
 
+@pytest.mark.virtual_time
 def test_committed_offsets_survive_a_restart(tmp_path):
     async def first():
         async with Cluster(tmp_path / "store") as cluster:

@@ -18,7 +18,7 @@ from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.errors import StoreUnavailable
 from rmqkit.protocol.schemas.groups import SubscriptionGroupConfig
 from rmqkit.protocol.schemas.topics import TopicConfig
-from rmqkit.system import disk
+from rmqkit.system import disk, threads
 
 SETTINGS = BrokerSettings(broker_name="broker-a")
 # On this clock no change gets old enough for a write of the file, so that only changes are written.
@@ -218,7 +218,7 @@ class SlowDisk:
     """A disk on which the first write of a journal blocks until ``may_end`` is set, and fails if ``fails`` is set."""
 
     def __init__(self, monkeypatch, *, fails=False):
-        self.begun, self.may_end = threading.Event(), threading.Event()
+        self.begun, self.may_end = threads.Event(), threads.Event()
         self.fails, self.saved, self.write_all = fails, 0, disk.write_all
         monkeypatch.setattr(disk, "write_all", self.slow)
 

@@ -152,6 +152,7 @@ async def test_an_unknown_topic_may_be_deleted(cluster):
         assert (await cluster.ask(DELETE, topic=name)).code == 0
 
 
+@pytest.mark.virtual_time
 def test_a_deleted_topic_takes_queues_offsets_and_pop_retries_along(tmp_path):
     async def first():
         async with Cluster(tmp_path / "store") as cluster:

@@ -18,6 +18,8 @@ from tests.store.inside import appender_of
 from tests.store.stores import HOST, golden_settings, message, opened, read_all
 from tests.virtual_time import run as run_virtual
 
+pytestmark = pytest.mark.virtual_time
+
 OLD_ENOUGH = 6001
 HOUR_MS = 3_600_000
 

@@ -9,6 +9,7 @@ from tests.broker.half_messages import HalfMessages
 BACK = pytest.mark.parametrize("back_ms", [3_600_000, 86_400_000])
 
 
+@pytest.mark.virtual_time
 @BACK
 @pytest.mark.parametrize("immunity", [{}, {"CHECK_IMMUNITY_TIME_IN_SECONDS": 60}], ids=["plain", "immune"])
 def test_a_half_message_from_before_is_asked_about(tmp_path, back_ms, immunity):
@@ -19,6 +20,7 @@ def test_a_half_message_from_before_is_asked_about(tmp_path, back_ms, immunity):
         assert len(producer.commands) == 1
 
 
+@pytest.mark.virtual_time
 @BACK
 def test_a_half_message_from_after_waits_for_its_time(tmp_path, back_ms):
     with HalfMessages(tmp_path / "store") as halves:

@@ -28,6 +28,8 @@ from tests.broker.transaction.test_transactions import (
 from tests.store.inside import appender_of
 from tests.virtual_time import run as run_virtual
 
+pytestmark = pytest.mark.virtual_time
+
 OLD_ENOUGH = 6001
 ENDED = ResponseCode.ILLEGAL_OPERATION
 

@@ -16,6 +16,8 @@ from tests.broker.half_messages import HalfMessages
 from tests.store.inside import appender_of
 from tests.store.stores import HOST, message, read_all
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.fixture
 def halves(tmp_path):

@@ -311,6 +311,7 @@ async def test_a_producer_that_answers_questions_decides(flush_disk_type, tmp_pa
         assert sorted(asked) == [b"maybe"] * 3 + [b"no", b"yes"]
 
 
+@pytest.mark.virtual_time
 def test_what_is_open_at_a_stop_is_asked_about_after_the_next_start(tmp_path):
     async def first():
         async with Cluster(tmp_path / "store") as cluster:

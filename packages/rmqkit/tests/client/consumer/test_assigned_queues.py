@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import msgspec
 import pytest
@@ -19,6 +18,7 @@ from rmqkit.protocol.command import decode_fields, reply
 from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import LockBody, LockedQueues, MessageQueue
 from rmqkit.standalone import Standalone
+from rmqkit.system import threads
 from tests.client.inside import coordinator_of, offsets_of, poll_buffer_of, service_of
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, pulled, until
@@ -88,7 +88,7 @@ class Ordered:
 
 
 async def test_a_handler_in_a_thread_that_outlives_the_closing_keeps_its_queue_and_is_reported(caplog):
-    gate, running = threading.Event(), threading.Event()
+    gate, running = threads.Event(), threads.Event()
 
     def handler(message):
         running.set()

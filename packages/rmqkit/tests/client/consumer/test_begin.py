@@ -19,6 +19,8 @@ from rmqkit.standalone import Standalone
 from tests.client.inside import coordinator_of
 from tests.virtual_time import run
 
+pytestmark = pytest.mark.virtual_time
+
 QUEUES = 8
 GROUPS = 5
 BROADCASTING = MessageModel.BROADCASTING

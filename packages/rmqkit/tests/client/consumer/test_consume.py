@@ -19,6 +19,7 @@ from rmqkit.protocol.codes import RequestCode, version_number
 from rmqkit.protocol.command import reply
 from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.system import threads
 from tests.client.messages import received
 from tests.client.peers import Cluster, refused, until
 
@@ -92,17 +93,18 @@ async def test_a_message_is_consumed_when_its_coroutine_returns():
 
 
 async def test_a_plain_function_runs_in_a_thread_and_may_block():
-    gate = threading.Event()
-    threads = set()
+    gate = threads.Event()
+    names, running = set(), []
 
     def handler(message):
-        threads.add(threading.current_thread())
+        names.add(threads.current_name())
+        running.append(1)
         assert gate.wait(60)
 
     async with Workers(handler) as it:
         it.put(received(0), received(1))
-        await until(lambda: len(threads) == 2, "two handlers at the same time")
-        assert threading.current_thread() not in threads
+        await until(lambda: running == [1, 1], "two handlers at the same time")
+        assert threads.current_name() not in names
         assert it.offset is None
         gate.set()
         await until(lambda: it.offset == 2, "both consumed")

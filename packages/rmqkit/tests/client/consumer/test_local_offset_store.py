@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 
 from rmqkit.client.consumer.offsets import LocalOffsetStore
 from rmqkit.errors import ClientError
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.system import threads
 from tests.client.peers import until
 
 FIRST, SECOND = MessageQueue("TopicTest", "broker-a", 0), MessageQueue("TopicTest", "broker-a", 1)
@@ -109,7 +109,7 @@ async def test_a_failed_save_is_logged_and_made_good(tmp_path, caplog):
 async def test_a_save_that_is_cancelled_ends_with_its_thread_so_that_the_next_one_has_the_file_alone(
     tmp_path, monkeypatch
 ):
-    gate, at_disk = threading.Event(), threading.Event()
+    gate, at_disk = threads.Event(), threads.Event()
 
     def fsync(number):
         at_disk.set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import defaultdict
 from itertools import pairwise
 
@@ -23,6 +22,7 @@ from rmqkit.protocol.message import Message
 from rmqkit.protocol.schemas.clients import LockBody, LockedQueues, MessageQueue
 from rmqkit.protocol.schemas.pull import PullFlag
 from rmqkit.standalone import Standalone
+from rmqkit.system import threads
 from tests.client.inside import coordinator_of, runtime_of
 from tests.client.messages import record
 from tests.client.peers import Cluster, offset, pulled, until
@@ -126,11 +126,11 @@ async def test_a_plain_function_keeps_the_order(tmp_path):
         await send(producer, (await producer.queues("T"))[0], *range(20))
         seen = []
         consumer = ordered(cluster)
-        consumer.subscribe("T", "*", lambda message: seen.append((int(message.body), threading.current_thread())))
+        consumer.subscribe("T", "*", lambda message: seen.append((int(message.body), threads.current_name())))
         async with consumer:
             await until(lambda: len(seen) == 20, "all messages")
         assert [number for number, _ in seen] == list(range(20))
-        assert threading.current_thread() not in {thread for _, thread in seen}
+        assert threads.current_name() not in {thread for _, thread in seen}
 
 
 async def test_a_second_member_takes_over_in_order_and_never_at_the_same_time(tmp_path):

@@ -254,6 +254,7 @@ async def test_topics_may_be_subscribed_and_given_up_while_it_runs(tmp_path):
             await until(lambda: received.bodies == bodies(1, 2, 4), "only the second")
 
 
+@pytest.mark.real_time  # a thread waits for the loop
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("in_thread", [False, True])
 async def test_a_handler_may_close_its_own_consumer_and_its_message_counts(tmp_path, ordered, in_thread):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 import pytest
 
@@ -12,6 +11,7 @@ from rmqkit.client.consumer.process_queue import ProcessQueue
 from rmqkit.client.consumer.pull import PullConsumer
 from rmqkit.errors import ClientError, SettingsError
 from rmqkit.protocol.schemas.clients import MessageQueue
+from rmqkit.system import threads
 from tests.client.inside import runtime_of
 from tests.client.peers import Cluster, until
 
@@ -50,15 +50,15 @@ async def test_without_an_answer_the_usual_pause_follows_and_after_an_error_its_
 
 
 async def test_a_plain_function_is_called_in_a_thread():
-    process_queue, threads = held(), []
+    process_queue, names = held(), []
 
     def task(queue):
-        threads.append(threading.current_thread())
+        names.append(threads.current_name())
         process_queue.drop()
         return 0
 
     await ScheduledPull(PullSchedule(task, 0.0), process_queue, 0.0).run(0.0)
-    assert threads != [threading.current_thread()]
+    assert names != [threads.current_name()]
 
 
 async def test_a_paused_queue_is_not_called():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -22,6 +21,7 @@ from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.record import decode_record
 from rmqkit.protocol.schemas.send import CheckTransactionRequest
 from rmqkit.standalone import Standalone
+from rmqkit.system import threads
 from tests.client.messages import record
 from tests.client.peers import Cluster, refused, stored, until
 from tests.waiting import SECONDS
@@ -115,7 +115,7 @@ async def test_another_producer_of_the_group_is_asked_when_the_first_is_gone(tmp
         asked = []
 
         def check(message):
-            asked.append((message.msg_id, threading.current_thread().name))
+            asked.append((message.msg_id, threads.current_name()))
             return COMMIT
 
         async with TransactionProducer("TG", cluster.namesrv_address, execute=never, check=check) as second:
@@ -187,6 +187,7 @@ async def test_an_end_that_cannot_be_reported_is_left_to_the_checks(caplog):
 
         async def execute(message, argument):
             await cluster.broker.stop()
+            await asyncio.sleep(1)  # a one-way command on a connection that closes is lost without a sign
             return COMMIT
 
         async with TransactionProducer("TG", cluster.namesrv, execute=execute, check=never) as producer:

@@ -23,8 +23,6 @@ T = TypeVar("T")
 _TURNS_MAX = 1000
 _TURNS_SECONDS = 0.001
 """Time that passes after `_TURNS_MAX` turns without a pause, for code that yields until a time is reached."""
-_WORK_SECONDS = 0.00002
-"""CPU time of one run of a loop."""
 _RESOLUTION = 1e-9
 
 
@@ -51,7 +49,13 @@ class _Future(asyncio.Future[T]):
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """The event loop of one process."""
+    """The event loop of one process.
+
+    Attributes:
+        work_seconds: the least CPU time of one run of the loop.
+    """
+
+    work_seconds = 0.00002
 
     def __init__(self, process: Program) -> None:
         self._process = process
@@ -96,13 +100,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return bool(self._ready)
 
     def _wait(self) -> None:
-        work = _WORK_SECONDS * (1 + 9 * self._work.random() ** 4)
+        work = self.work_seconds * (1 + 9 * self._work.random() ** 4)
         while self._timers and self._timers[0][2].cancelled():
             heapq.heappop(self._timers)
         main, world = self._process.main, self._world
         self._free_at = world.now + work
         if self._timers:
-            main.wake(max(self._timers[0][0] - world.now, work))
+            main.alarm(max(self._timers[0][0] - world.now, work))
         self._is_idle = True
         main.wait()
 
@@ -195,7 +199,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return await self._world.network.connect(self._process, protocol_factory, host, port)
 
     async def create_server(self, protocol_factory: Any, *_: Any, sock: Any = None, **__: Any) -> Any:
-        return self._world.network.serve(self._process, protocol_factory, sock)
+        return self._world.network.serve(self._process, protocol_factory, [sock])
 
     def close_soon(self, generator: Any) -> None:
         """Close an asynchronous generator that was dropped."""

@@ -14,7 +14,7 @@ slow         the delay between two hosts is longer until a time
 ===========  ===========================================================================================================
 
 A killed process resets its connections. A machine without power says nothing; its peers get a reset when they write
-after the machine runs again, as TCP does. Not simulated: TLS, UDP, names, half-closed connections.
+after the machine runs again, as TCP does. Not simulated: TLS, UDP, names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import os
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from rmqkit.testing.simulation.scheduler import Program, Scheduler
@@ -41,6 +41,7 @@ _RESENDS_SECONDS = 1.0
 """Time after which TCP sends again to a machine that did not answer."""
 
 _FIN = object()
+_EOF = object()  # among unsent bytes: a FIN after which the transport still reads
 _RESET = object()
 
 
@@ -58,8 +59,8 @@ class BoundSocket:
         """Accept connections into the backlog."""
         self.listens = True
 
-    def getsockname(self) -> tuple[str, int]:
-        return self.address
+    def getsockname(self) -> tuple[Any, ...]:
+        return _address(*self.address)
 
     def close(self) -> None:
         """Free the port."""
@@ -76,11 +77,13 @@ class BoundSocket:
 class _Server(asyncio.AbstractServer):
     """The result of `create_server`."""
 
-    def __init__(self, sock: BoundSocket) -> None:
-        self.sockets = (sock,)
+    def __init__(self, sockets: Sequence[BoundSocket]) -> None:
+        self.sockets = tuple(sockets)
 
     def close(self) -> None:
-        self.sockets[0].close()
+        for one in self.sockets:
+            one.close()
+        self.sockets = ()
 
     async def wait_closed(self) -> None:
         """Return at once: accepted connections have owners of their own."""
@@ -96,7 +99,7 @@ class _Server(asyncio.AbstractServer):
         return asyncio.get_running_loop()
 
     def is_serving(self) -> bool:
-        return self.sockets[0].listens
+        return any(one.listens for one in self.sockets)
 
 
 class Transport(asyncio.Transport):
@@ -110,7 +113,7 @@ class Transport(asyncio.Transport):
     def __init__(
         self, network: Network, process: Program, name: str, own: tuple[str, int], other: tuple[str, int]
     ) -> None:
-        super().__init__({"sockname": own, "peername": other})
+        super().__init__({"sockname": _address(*own), "peername": _address(*other)})
         self._network = network
         self._world = network.world
         self.process = process
@@ -178,7 +181,12 @@ class Transport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
-        return False
+        return True
+
+    def write_eof(self) -> None:
+        if not self._is_closing:
+            self._unsent.append(_EOF)
+            self._send()
 
     def close(self) -> None:
         if self._is_closing:
@@ -204,8 +212,11 @@ class Transport(asyncio.Transport):
 
     def _send(self) -> None:
         """Hand bytes to the network while the window has room."""
-        while self._unsent and (self._flight_bytes < WINDOW_BYTES or self._unsent[0] is _FIN):
+        while self._unsent and (self._flight_bytes < WINDOW_BYTES or self._unsent[0] in (_FIN, _EOF)):
             piece = self._unsent.popleft()
+            if piece is _EOF:
+                self._put_on_its_way(_FIN)
+                continue
             if piece is _FIN:
                 self._put_on_its_way(_FIN)
                 self._end(None)
@@ -273,8 +284,8 @@ class Transport(asyncio.Transport):
             return
         if self._received[0] is _FIN:
             self._received.clear()
-            self._protocol.eof_received()
-            self.close()
+            if not self._protocol.eof_received():
+                self.close()
             return
         pieces: list[bytes] = []
         size = 0
@@ -328,6 +339,10 @@ class Transport(asyncio.Transport):
                 self._flight.append((arrives, piece[: self._chance.randrange(1, len(piece))]))
                 if len(self._flight) == 1:
                     self._world.at(arrives, self._arrive)
+
+
+def _address(host: str, port: int) -> tuple[Any, ...]:
+    return (host, port, 0, 0) if ":" in host else (host, port)
 
 
 class Network:
@@ -401,24 +416,29 @@ class Network:
         own = process.machine.host
         if host not in ("0.0.0.0", "::", "", own):
             raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+        return self.reserve(process, own, port)
+
+    def reserve(self, process: Program, host: str, port: int) -> BoundSocket:
+        """Reserve a port of an address. Raises OSError: it is in use."""
         port = port or next(self._ports)
-        if (own, port) in self._bound:
+        if (host, port) in self._bound:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-        bound = self._bound[own, port] = BoundSocket(self, process, own, port)
+        bound = self._bound[host, port] = BoundSocket(self, process, host, port)
         return bound
 
     def release(self, bound: BoundSocket) -> None:
         if self._bound.get(bound.address) is bound:
             del self._bound[bound.address]
 
-    def serve(self, process: Program, protocol_factory: Callable[[], Any], bound: BoundSocket) -> _Server:
+    def serve(self, process: Program, protocol_factory: Callable[[], Any], bound: Sequence[BoundSocket]) -> _Server:
         def accept(transport: Transport) -> None:
             protocol = protocol_factory()
             transport.set_protocol(protocol)
             protocol.connection_made(transport)
             transport._feed_soon()
 
-        bound.accept = accept
+        for one in bound:
+            one.accept = accept
         return _Server(bound)
 
     async def connect(self, process: Program, protocol_factory: Callable[[], Any], host: str, port: int) -> Any:
@@ -440,14 +460,21 @@ class Network:
                     bound = None
         if bound is None or bound.accept is None or not bound.listens:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
-        return self._connected(process, bound, name, protocol_factory)
+        return self.connected(process, bound, name, protocol_factory, own, host)
 
-    def _connected(
-        self, process: Program, bound: BoundSocket, name: str, protocol_factory: Callable[[], Any]
+    def connected(
+        self,
+        process: Program,
+        bound: BoundSocket,
+        name: str,
+        protocol_factory: Callable[[], Any],
+        own_host: str,
+        host: str,
     ) -> tuple[Transport, Any]:
-        own = (process.machine.host, next(self._ports))
-        near = Transport(self, process, f"{name}+", own, bound.address)
-        far = Transport(self, bound._process, f"{name}-", bound.address, own)
+        """Connect a process to a port that accepts connections. ``own_host``, ``host``: the addresses of both ends."""
+        own, other = (own_host, next(self._ports)), (host, bound.address[1])
+        near = Transport(self, process, f"{name}+", own, other)
+        far = Transport(self, bound._process, f"{name}-", other, own)
         near.peer, far.peer = far, near
         self._open[near] = self._open[far] = None
         protocol = protocol_factory()

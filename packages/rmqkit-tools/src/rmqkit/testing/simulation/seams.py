@@ -50,7 +50,7 @@ from rmqkit.testing.simulation import threads as simulated
 from rmqkit.testing.simulation.portal import Portals
 from rmqkit.testing.simulation.scheduler import Scheduler
 
-__all__ = ["log_arrived", "replaced"]
+__all__ = ["asyncgen_hooks", "log_arrived", "replaced"]
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def replaced(world: Scheduler) -> Iterator[None]:
             stack.enter_context(_attribute(kind, "__hash__", _hash_of_fields))
         numbers = itertools.count()
         stack.enter_context(_attribute(Link, "__hash__", lambda link: _number_of(link, numbers)))
-        stack.enter_context(_asyncgen_hooks(world))
+        stack.enter_context(asyncgen_hooks(world))
         yield
 
 
@@ -150,7 +150,7 @@ def _attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _asyncgen_hooks(world: Scheduler) -> Iterator[None]:
+def asyncgen_hooks(world: Scheduler) -> Iterator[None]:
     """Close a dropped asynchronous generator on the loop of the process that dropped it."""
 
     def finalize(generator: Any) -> None:

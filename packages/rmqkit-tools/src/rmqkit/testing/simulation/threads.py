@@ -45,10 +45,11 @@ class _Waited:
             if end is not None and world.now >= end:
                 return False
             actor = world.actor
-            assert actor is not None, "only a thread of a simulated process can wait"
+            if actor is None:
+                return world.wait_outside(is_true, end)
             self._waiters[actor] = None
             if end is not None:
-                actor.wake(end - world.now)
+                actor.alarm(end - world.now)
             actor.wait()
             self._waiters.pop(actor, None)
         return True

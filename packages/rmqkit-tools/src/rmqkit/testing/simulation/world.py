@@ -93,6 +93,11 @@ class Actor:
         self._ticket += 1
         self.process.world.after(seconds, functools.partial(self._go_on, self._ticket))
 
+    def alarm(self, seconds: float) -> None:
+        """Let the actor go on after a time-out: like `wake`, but nothing is in progress for the actor."""
+        self._ticket += 1
+        self.process.world.after(seconds, Alarm(self, self._ticket))
+
     def _go_on(self, ticket: int) -> None:
         process = self.process
         if ticket != self._ticket or self.is_over:
@@ -114,6 +119,24 @@ class Actor:
         """End the greenlet of a process that is not alive. The world calls this when it is closed."""
         if self._greenlet and not self._greenlet.dead:
             self._greenlet.throw(ProcessDied)
+
+
+class Alarm:
+    """The event that ends a wait after its time-out."""
+
+    __slots__ = ("_actor", "_ticket")
+
+    def __init__(self, actor: Actor, ticket: int) -> None:
+        self._actor = actor
+        self._ticket = ticket
+
+    @property
+    def is_over(self) -> bool:
+        """Return True if the actor no longer waits for it."""
+        return self._ticket != self._actor._ticket or self._actor.is_over
+
+    def __call__(self) -> None:
+        self._actor._go_on(self._ticket)
 
 
 @dataclass(slots=True, eq=False)
@@ -152,11 +175,14 @@ class Process:
     """A simulated process. Its main coroutine runs on an event loop of its own.
 
     Attributes:
+        loop_kind: the class of its event loop.
         number: the process's number, as `os.getpid` returns it.
         ended: True when the main coroutine has returned. ``error`` is its error, or None.
         on_end: called when the process has ended by itself.
         unhandled: errors that the event loop caught, because no code of the process did.
     """
+
+    loop_kind: type[SimulatedLoop] = SimulatedLoop  # type: ignore[type-abstract]  # the rest is not supported
 
     def __init__(self, world: World, machine: Machine, name: str, number: int) -> None:
         self.world = world
@@ -172,7 +198,7 @@ class Process:
         self.on_end: Callable[[Process], object] | None = None
         self._on_death: Action = lambda: None
         self.actors: list[Actor] = []
-        self.loop = SimulatedLoop(self)  # type: ignore[abstract]  # the rest of the interface is not supported
+        self.loop = self.loop_kind(self)
         machine.is_dark = False
         self.main = Actor(self, "main", self.loop.run, is_main=True)
         self.actors.append(self.main)
@@ -365,6 +391,10 @@ class World:
             self.events += 1
             action()
         return True
+
+    def wait_outside(self, is_true: Callable[[], bool], end: float | None) -> bool:
+        """Wait in code that belongs to no process. Raises AssertionError: here, all code belongs to a process."""
+        raise AssertionError("only a thread of a simulated process can wait")
 
     # ---- chance and story
 
