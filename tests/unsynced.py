@@ -1,8 +1,8 @@
 """fsync and fdatasync without effect in this process.
 
 Written data is visible to every process, also after a SIGKILL. Only a power failure loses it, and tests simulate power
-failures from recorded calls (`tests.faults.disk`). Most tests of a broker spent half of their time on syncs. Servers in
-processes of their own sync as usual.
+failures on a disk in memory (`rmqkit.testing.simulation`). Most tests of a broker spent half of their time on syncs.
+Servers in processes of their own sync as usual.
 """
 
 from __future__ import annotations

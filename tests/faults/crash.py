@@ -1,6 +1,6 @@
 """The long crash tests, ``make kill T=store``: thousands of simulated power cuts, hundreds of SIGKILLs.
 
-``python -m tests.faults.crash --seed S --cut N`` repeats one power cut of one workload.
+``python -m tests.faults.crash --seed S --cuts 1 --kills 0`` repeats the power cuts of one workload.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from rmqkit.store.settings import FlushDiskType
 from tests.faults.kills import Kills, kill_settings
 from tests.faults.power_cut import PowerCuts
 
-CUTS_PER_WORKLOAD = 10
 KILLS_PER_STORE = 25
 _TELL_SECONDS = 20
 
@@ -49,20 +48,16 @@ class Outcome:
 
 
 def cut_one(seed: int, count: int) -> Outcome:
-    """Cut the power of one workload a number of times."""
+    """Cut the power of one workload, and perhaps again after its recovery."""
     with tempfile.TemporaryDirectory() as folder:
+        cuts = PowerCuts(seed, Path(folder))
+        settings, failures = cuts.settings, []
         try:
-            cuts = PowerCuts(seed, Path(folder))
+            cuts.run()
         except AssertionError as error:
-            return Outcome(count, 0, "no workload", failures=[f"--seed {seed}, before any cut: {error}"])
-        settings = cuts.settings
-        outcome = Outcome(count, 0, settings.flush_disk_type.value + (" with pool" * settings.transient_store_pool))
-        for number in range(count):
-            try:
-                outcome.checked += 1 + cuts.cut(number).count(", then ")
-            except AssertionError as error:
-                outcome.failures.append(f"--seed {seed} --cut {number}: {error}")
-        return outcome
+            failures.append(f"--seed {seed}: {error}")
+        name = settings.flush_disk_type.value + (" with pool" * settings.transient_store_pool)
+        return Outcome(count, len(cuts.cuts), name, failures=failures)
 
 
 def kill_one(seed: int, count: int) -> Outcome:
@@ -115,18 +110,13 @@ def run(what: str, one: Callable[[int, int], Outcome], seed: int, count: int, ea
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.faults.crash", description=__doc__)
-    parser.add_argument("--cuts", type=int, default=2000, help="power cuts (2000)")
+    parser.add_argument("--cuts", type=int, default=2000, help="workloads with power cuts (2000)")
     parser.add_argument("--kills", type=int, default=500, help="SIGKILLs (500)")
     parser.add_argument("--seed", type=int, help="first seed (random)")
-    parser.add_argument("--cut", type=int, help="do only this cut of the workload of --seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (one per CPU)")
     given = parser.parse_args()
     seed = random.randrange(1 << 30) if given.seed is None else given.seed
-    if given.cut is not None:
-        with tempfile.TemporaryDirectory() as folder:
-            print(PowerCuts(seed, Path(folder)).cut(given.cut))
-        return 0
-    bad = run("power cuts", cut_one, seed, given.cuts, CUTS_PER_WORKLOAD, given.jobs)
+    bad = run("power cuts", cut_one, seed, given.cuts, 1, given.jobs)
     bad += run("kills", kill_one, seed, given.kills, KILLS_PER_STORE, given.jobs)
     print("crash: nothing acknowledged was lost" if not bad else f"crash: {bad} FAILED")
     return 1 if bad else 0

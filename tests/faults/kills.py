@@ -25,7 +25,7 @@ from rmqkit.protocol.record import BatchEntry, decode_record, encode_batch
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import FlushDiskType, StoreSettings
-from tests.faults.power_cut import read_everything
+from tests.faults.workload import read_everything
 from tests.store.stores import message, opened
 
 TOPICS = ["A", "B", "C"]

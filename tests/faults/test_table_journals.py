@@ -1,161 +1,152 @@
 """Power cuts and kills under a table with a journal: no acknowledged change is lost, and no change is applied in part.
 
-A kill is a cut that keeps all writes, right after any operation.
+The table works in a process of a simulated world, which dies at a call of the disk. The next process loads the table.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rmqkit.broker.tables.files import JournaledTable
+from rmqkit.clock import SYSTEM_CLOCK
 from rmqkit.protocol.schemas.topics import DataVersion
+from rmqkit.system import disk
+from rmqkit.testing.simulation import World
 from tests.examples import chosen_seed, many
-from tests.faults.disk import CutStyle, Recorder
+from tests.faults.power_cut import run_process
 
 MEMBER = "rows"
 NAMES = "abcd"
+KINDS = ["now", "now", "soon", "shared", "round", "busy", "persist", "replace"]
+CUTS = 20
 _seed = chosen_seed()
-State = tuple[dict[str, Any], DataVersion]
+_Rows = dict[tuple[str, str], Any]
+State = tuple[dict[str, Any], int]
 
 
 class Work:
-    """Random changes of a table on a recorded disk. ``states``: each state with the times when its change began and
-    when it was acknowledged, or None."""
+    """Random changes of a table in processes of a simulated machine.
 
-    def __init__(self, folder: Path, chance: random.Random) -> None:
-        self.chance = chance
-        self.recorder = Recorder(folder)
-        self.ms = 0.0
-        clock = SimpleNamespace(now_ms=lambda: int(self.ms), monotonic_ms=lambda: self.ms)
-        self.table = JournaledTable(folder / "topics.json", {MEMBER: dict[str, int]}, clock)
-        self.states: list[list[Any]] = []
+    Attributes:
+        states: the rows and version numbers that a start may find: the last acknowledged ones, and those of later
+            changes.
+    """
 
-    def state(self) -> State:
-        return dict(self.table.members[MEMBER]), self.table.version
+    def __init__(self, world: World, chance: random.Random) -> None:
+        self.world, self.chance = world, chance
+        self.path = world.machine("a").disk.path / "topics.json"
+        self.states: list[State] = [({}, 0)]
 
-    def run(self, steps: int) -> None:
-        with self.recorder:
-            self.table.load(DataVersion(), {})
-            self.states.append([0, 0, self.state()])
-            self.table.persist()
-            asyncio.run(self._steps(steps))
+    def run(self, kinds: list[str], *, dies_at: int | None = None) -> bool:
+        """Start a process, which checks the table and changes it. Return True if it ended by itself."""
 
-    async def _steps(self, count: int) -> None:
-        for _ in range(count):
-            self.ms += self.chance.choice([0, 1, 2000])
-            await self._step(
-                self.chance.choice(["now", "now", "soon", "shared", "round", "busy", "persist", "replace"])
-            )
+        async def main() -> None:
+            self._start()
+            for kind in kinds:
+                await asyncio.sleep(self.chance.choice([0, 0.001, 2]))
+                await self._step(kind)
+
+        return run_process(self.world, main, dies_at=dies_at)
+
+    def _start(self) -> None:
+        self.table = self._loaded()
+        found = state(self.table)
+        assert found in self.states, f"found {found}, allowed {self.states}"
+        self.states = [found]
+        self.table.persist()
+        assert not disk.exists(self.table.journal.path)
+        assert state(self._loaded()) == found
+
+    def _loaded(self) -> JournaledTable:
+        table = JournaledTable(self.path, {MEMBER: dict[str, int]}, SYSTEM_CLOCK)
+        stored = table.file.load(dict) or {}
+        table.load(DataVersion(*(stored.get("dataVersion") or {}).values()), {MEMBER: stored.get(MEMBER, {})})
+        return table
 
     async def _step(self, kind: str) -> None:
         table = self.table
         if kind == "now":
             self._change()
         elif kind == "soon":
-            self.states.append([self.recorder.time, None, None])
-            table.change_soon(self._rows())
-            self.states[-1][2] = self.state()
+            rows = self._rows()
+            self._begin(rows)
+            table.change_soon(rows)
+            return
         elif kind == "shared":
-            begun = self.recorder.time
-            await asyncio.gather(table.change_shared(self._rows()), table.change_shared(self._rows()))
-            self._acknowledged(begun)
+            one, other = self._rows(), self._rows()
+            self._begin(one | other)
+            await asyncio.gather(table.change_shared(one), table.change_shared(other))
         elif kind == "round":
             await table.write_new()
-            self._settled()
         elif kind == "busy":  # changes while the file is written in a thread
-            self.ms += 2000
+            await asyncio.sleep(2)
             self._change()
             writing = asyncio.create_task(table.write_new())
             while not writing.done():
-                await asyncio.sleep(0)
-                if self.chance.random() < 0.01:
+                await asyncio.sleep(0.0002)
+                if self.chance.random() < 0.3:
                     self._change()
             await writing
         elif kind == "persist":
             table.persist()
-            self._settled()
         else:
-            begun = self.recorder.time
-            members = {MEMBER: {name: {"n": self.chance.randint(0, 9)} for name in self.chance.sample(NAMES, 2)}}
-            table.replace(members, DataVersion(self.chance.randint(100, 200), 0, int(self.ms)))
-            self._acknowledged(begun)
+            members = {name: {"n": self.chance.randint(0, 9)} for name in self.chance.sample(NAMES, 2)}
+            version = DataVersion(self.chance.randint(100, 200))
+            self.states.append((members, version.counter))
+            table.replace({MEMBER: members}, version)
+        self._acknowledged()
 
     def _change(self) -> None:
-        begun = self.recorder.time
-        self.table.change(self._rows())
-        self._acknowledged(begun)
+        rows = self._rows()
+        self._begin(rows)
+        self.table.change(rows)
+        self._acknowledged()
 
-    def _rows(self) -> dict[tuple[str, str], Any]:
+    def _rows(self) -> _Rows:
         names = self.chance.sample(NAMES, self.chance.randint(1, 3))
         return {(MEMBER, name): self.chance.choice([None, {"n": self.chance.randint(0, 9)}]) for name in names}
 
-    def _acknowledged(self, begun: int) -> None:
-        self.states.append([begun, None, self.state()])
-        self._settled()
+    def _begin(self, rows: _Rows) -> None:
+        """Allow the state after a change."""
+        before, counter = self.states[-1]
+        after = before | {name: row for (_, name), row in rows.items()}
+        self.states.append(({name: row for name, row in after.items() if row is not None}, counter + 1))
 
-    def _settled(self) -> None:
-        for one in self.states:
-            one[1] = self.recorder.time if one[1] is None else one[1]
-
-    def allowed(self, time: int) -> list[State]:
-        """Return the states that a start may find after a cut."""
-        last = max(number for number, one in enumerate(self.states) if one[1] is not None and one[1] <= time)
-        return [one[2] for number, one in enumerate(self.states) if number >= last and one[0] <= time]
-
-    def check_cut(self, time: int, style: CutStyle, seed: str, to: Path) -> None:
-        self.recorder.cut(time, style, random.Random(seed), to)
-        again = Work(to, self.chance)
-        found = loaded(again.table)
-        assert found in self.allowed(time), f"--seed {seed}: cut at {time} of {self.recorder.time}, {style}: {found}"
-        again.table.persist()
-        assert not again.table.journal.path.exists()
-        assert loaded(Work(to, self.chance).table) == found
+    def _acknowledged(self) -> None:
+        assert state(self.table) == self.states[-1]
+        del self.states[:-1]
 
 
-def loaded(table: JournaledTable) -> State:
-    stored = table.file.load(dict) or {}
-    version = DataVersion(*(stored.get("dataVersion") or {}).values())
-    table.load(version, {MEMBER: stored.get(MEMBER, {})})
-    return dict(table.members[MEMBER]), table.version
+def state(table: JournaledTable) -> State:
+    return dict(table.members[MEMBER]), table.version.counter
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", range(min(6, many(6))))
-def test_no_power_cut_loses_a_change_that_was_acknowledged(tmp_path: Path, number: int) -> None:
-    seed = _seed + number
-    chance = random.Random(f"{seed} table")
-    (tmp_path / "config").mkdir()
-    work = Work(tmp_path / "config", chance)
-    work.run(40)
-    assert work.allowed(work.recorder.time)[-1] == work.state()
-    for cut in range(40):
-        style, time = (
-            CutStyle.any(chance),
-            chance.choice([chance.randint(0, work.recorder.time), *work.recorder.of_interest]),
-        )
-        work.check_cut(time, style, f"{seed} {cut}", tmp_path / f"cut-{cut}")
+def test_no_power_cut_loses_a_change_that_was_acknowledged(number: int) -> None:
+    print(f"seed {_seed + number}")
+    chance = random.Random(f"{_seed + number} table")
+    with World(_seed + number) as world:
+        work = Work(world, chance)
+        for _ in range(CUTS):
+            work.run(chance.choices(KINDS, k=40), dies_at=chance.randint(1, 200))
+            world.machine("a").lose_power()
+        work.run([])
 
 
 @pytest.mark.faults
-def test_a_kill_between_any_two_operations_leaves_every_change(tmp_path: Path) -> None:
-    """All cuts of a short run: changes, a write of the file with changes during it, and the removal of the journal."""
-    (tmp_path / "config").mkdir()
-    work = Work(tmp_path / "config", random.Random("kill"))
-
-    async def scenario() -> None:
-        for kind in ("now", "shared", "soon", "busy", "now", "persist", "now", "replace", "round"):
-            await work._step(kind)
-
-    with work.recorder:
-        work.table.load(DataVersion(), {})
-        work.states.append([0, 0, work.state()])
-        work.table.persist()
-        asyncio.run(scenario())
-    for time in range(work.recorder.time + 1):
-        work.check_cut(time, CutStyle("new", is_loose=False), f"kill {time}", tmp_path / f"cut-{time}")
+def test_a_kill_before_any_call_of_the_disk_leaves_every_change() -> None:
+    """All kills of a short run: changes, a write of the file with changes during it, and the removal of the journal."""
+    kinds = ["now", "shared", "soon", "busy", "now", "persist", "now", "replace", "round"]
+    has_ended, calls = False, 0
+    while not has_ended:
+        calls += 1
+        with World(_seed) as world:
+            work = Work(world, random.Random("kill"))
+            has_ended = work.run(kinds, dies_at=calls)
+            work.run([])
+    assert calls > len(kinds), "every change calls the disk"

@@ -1,36 +1,30 @@
-"""A seeded workload on a store with a recorded disk: the operations of a broker, and the results that its clients know.
+"""A seeded workload on a store in a simulated world: the operations of a broker, and the results that its clients know.
 
-Everything runs in one thread and depends on the seed alone. The work of the store's threads happens between two
-operations of its owner (`Recorder.before`). The work of the owner while a flush waits for the disk happens inside the
-sync (`Recorder.while_syncing`). These are the interleavings of real threads, in a repeatable order.
+`Work` runs in the main coroutine of a simulated process. The threads of the store are threads of the world: they flush,
+commit and create files between the calls of the disk, in an order that the seed decides. The workload sleeps between
+its steps, so that the intervals of these threads pass. `Ledger` is outside of the world: a power cut does not reach it.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
-import logging
+import asyncio
 import random
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from rmqkit.protocol.properties import encode_properties
-from rmqkit.protocol.record import BatchEntry, encode_batch
+from rmqkit.protocol.record import BatchEntry, Record, decode_record, encode_batch
 from rmqkit.store.files import JsonFile
-from rmqkit.store.log import recovery
 from rmqkit.store.message_store import MessageStore, PutResult, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
-from rmqkit.system import threads
-from rmqkit.testing.clock import StandingClock
-from tests.faults.disk import Recorder
+from rmqkit.testing.simulation import Machine
 from tests.store.stores import message
 
 PLAIN = ["A", "B", "%RETRY%g", "SCHEDULE_TOPIC_XXXX"]
 BATCHED = "Batched"
+_INTERVALS_MS = [1, 10, 100]
 Key = tuple[str, int, int]
 
 
@@ -44,138 +38,140 @@ class Stored:
     body: bytes
     properties: bytes
     count: int = 1
-    time: int = 0
+
+    def is_of(self, topic: str, queue_id: int, body: bytes, properties: bytes, count: int = 1) -> bool:
+        """Return True if the record has the content of a put. The store appends properties of its own."""
+        content = *self.key[:2], self.body, self.count
+        return content == (topic, queue_id, body, count) and self.properties.startswith(properties)
+
+
+def read_everything(store: MessageStore) -> dict[Key, Stored]:
+    """Return every readable message of every queue, compared with the log."""
+    found: dict[Key, Stored] = {}
+    for topic, queue_id in list(store.queues.table):
+        offset, end = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+        while offset < end:
+            result = store.get(topic, queue_id, offset, count_max=32)
+            assert result.records, f"{topic}-{queue_id}: nothing at {offset} of {end}: {result.status}"
+            for raw in result.records:
+                record = decode_record(raw, 0, verify_crc=True)
+                one = _stored(record)
+                assert one.key == (topic, queue_id, offset), f"{topic}-{queue_id} has {one.key} at {offset}"
+                found[one.key] = one
+                offset += one.count
+            following = result.next_begin_offset
+            assert offset == following, f"{topic}-{queue_id}: read up to {offset}, next is {following} of {end}"
+        assert offset == end, f"{topic}-{queue_id}: read up to {offset} of {end}"
+    return found
+
+
+def _stored(record: Record) -> Stored:
+    key = record.topic, record.queue_id, record.queue_offset
+    is_inner = record.topic == BATCHED
+    count = int(record.properties.split(b"INNER_NUM\x01")[1].split(b"\x02")[0]) if is_inner else 1
+    end = record.physical_offset + record.size
+    return Stored(key, record.physical_offset, end, bytes(record.body), bytes(record.properties), count)
 
 
 @dataclass
 class Ledger:
-    """The facts that are known about a store from outside, with the times at which they became known.
+    """The facts that are known about a store from outside.
 
     Attributes:
-        stored: by topic, queue id and queue offset.
-        durable: the reported values of ``durable_offset``, with their times.
-        deleted: times from which log files up to an offset may be missing.
-        begun, saved: when saving of a configuration started, and when it was done.
+        stored: the records that were put, by topic, queue id and queue offset.
+        putting: the content of the put that has not returned.
+        safe: the keys of the records that were reported as durable.
+        cached: the keys of other records that a kill left in the page cache, until a power cut.
+        gone_before: records before this physical offset may be deleted.
+        begun, saved: the newest configuration whose save began, and the newest one whose save returned.
+        number: the number of messages so far.
     """
 
     stored: dict[Key, Stored] = field(default_factory=dict)
-    durable: list[tuple[int, int]] = field(default_factory=list)
-    deleted: list[tuple[int, int]] = field(default_factory=list)
-    saved: list[tuple[int, int]] = field(default_factory=list)
-    begun: list[tuple[int, int]] = field(default_factory=list)
+    putting: list[tuple[Any, ...]] = field(default_factory=list)
+    safe: set[Key] = field(default_factory=set)
+    cached: set[Key] = field(default_factory=set)
+    gone_before: int = 0
+    begun: int = 0
+    saved: int = 0
+    number: int = 0
+    _waiting: deque[Stored] = field(default_factory=deque)
 
-    def safe_at(self, time: int) -> list[Stored]:
-        """Return the records that a power cut at a time may not lose."""
-        low, times = greatest_at(self.deleted, time), [at for at, _ in self.durable if at <= time]
-        highest = [0]  # reported now or later; a start may cut a blank off the end, and with it the offset
-        for _, offset in reversed(self.durable[: len(times)]):
-            highest.append(max(highest[-1], offset))
-        highest.reverse()
-        return [
-            one
-            for one in self.stored.values()
-            if one.physical_offset >= low and one.end_offset <= highest[bisect_left(times, one.time)]
-        ]
+    def note(self, stored: Iterable[Stored]) -> None:
+        """Enter the records of a put that was accepted."""
+        for one in stored:
+            assert one.key not in self.stored, f"{one.key} was given twice"
+            self.stored[one.key] = one
+            self._waiting.append(one)
 
-    def saved_at(self, time: int) -> tuple[int, int]:
-        """Return the oldest and the newest configuration that a power cut may leave."""
-        low = greatest_at(self.saved, time)
-        return low, max(low, greatest_at(self.begun, time))
+    def reach(self, durable_offset: int) -> None:
+        """Enter the offset up to which a store reports its log as durable."""
+        while self._waiting and self._waiting[0].end_offset <= durable_offset:
+            self.safe.add(self._waiting.popleft().key)
 
+    def keep_cached(self, committed_offset: int) -> None:
+        """Enter the offset up to which the log of a killed process is in the page cache."""
+        self.cached.update(one.key for one in self._waiting if one.end_offset <= committed_offset)
 
-def greatest_at(told: list[tuple[int, int]], time: int) -> int:
-    """Return the greatest number reported up to a time, 0 before the first."""
-    return max((number for at, number in told if at <= time), default=0)
+    def check(self, found: dict[Key, Stored], number: int) -> None:
+        """Compare the content of a store, and the number of its configuration, after a power cut."""
+        for one in found.values():
+            known = self.stored.get(one.key)
+            if known is None:
+                assert any(one.is_of(*put) for put in self.putting), f"{one.key} was never put: {one.body[:40]!r}"
+                continue
+            is_same = one.is_of(*known.key[:2], known.body, known.properties, known.count)
+            assert is_same, f"{one.key} has another content: {one.body[:40]!r} {one.properties!r}"
+            assert one.physical_offset == known.physical_offset, f"{one.key} is in another place"
+        missing = sorted((self.safe | self.cached) - found.keys())
+        lost = [self.stored[key] for key in missing if self.stored[key].physical_offset >= self.gone_before]
+        assert not lost, f"{len(lost)} durable messages are lost, the first is {lost[0]}"
+        assert self.saved <= number <= self.begun, f"configuration {number}, expected {self.saved} to {self.begun}"
+
+    def restart(self, found: dict[Key, Stored], number: int) -> None:
+        """Continue with the content that was read after a recovery: all of it is durable."""
+        self.stored, self.safe, self.saved, self.begun = dict(found), set(found), number, number
+        self.putting, self.gone_before = [], 0
+        self.cached.clear()
+        self._waiting.clear()
 
 
 class Work:
-    """One store at work on a recorded disk."""
+    """One store at work in a process of a simulated machine."""
 
-    def __init__(self, base: Path, settings: StoreSettings, chance: random.Random, recorder: Recorder) -> None:
-        self.base, self.settings, self.chance, self.recorder = base, settings, chance, recorder
-        self.ledger = Ledger()
-        self.epochs: list[tuple[int, Ledger]] = []
-        self.clock = StandingClock()
-        self.config = JsonFile(base / "store" / "config" / "numbers.json")
+    def __init__(self, machine: Machine, settings: StoreSettings, chance: random.Random, ledger: Ledger) -> None:
+        self.machine, self.settings, self.chance, self.ledger = machine, settings, chance, ledger
+        self.root = machine.disk.path / "store"
+        self.config = JsonFile(self.root / "config" / "numbers.json")
         self._disk_percent = 0
-        self._number = 0
-        self._saved = 0
-        self._is_flushing = False
-        self._is_busy = False
-        self.store: MessageStore | None = None
-
-    @property
-    def _has_pool(self) -> bool:
-        return self.settings.transient_store_pool
 
     # ---- opening and closing
 
     def open(self) -> MessageStore:
-        store = MessageStore(
-            self.base / "store",
+        self.store = MessageStore(
+            self.root,
             self.settings,
-            clock=self.clock,
             is_batch_topic=lambda topic: topic == BATCHED,
             disk_used_percent=lambda path: self._disk_percent,
         )
-        store.open()
-        self.store = store
-        self.told()
-        self.recorder.before, self.recorder.while_syncing = self._between, self._meanwhile
-        return store
+        self.store.open()
+        return self.store
 
     def close(self) -> None:
-        assert self.store is not None
-        self.recorder.before = self.recorder.while_syncing = lambda: None
         self.store.close()
-        self.told()
-        self.store = None
+        self.report()
+        assert self.ledger.safe == self.ledger.stored.keys(), "a clean stop makes everything durable"
 
-    def ledger_at(self, time: int) -> Ledger:
-        """Return the ledger of a time."""
-        return next((ledger for end, ledger in self.epochs if time < end), self.ledger)
+    def report(self) -> None:
+        """Enter the offset that the store reports as durable."""
+        self.ledger.reach(self.store.durable_offset)
 
-    def told(self) -> None:
-        """Record the offset that the store reports as durable."""
-        assert self.store is not None and self.store.failure is None
-        self.ledger.durable.append((self.recorder.time, self.store.durable_offset))
+    def load_number(self) -> int:
+        """Return the number of the configuration, 0 if none was saved."""
+        value = self.config.load(dict)
+        return 0 if value is None else int(value["number"])
 
-    # ---- work of the store's threads
-
-    def _between(self) -> None:
-        """Run a flush thread's work, at random, before an operation of the owner."""
-        if self._is_flushing or self._is_busy or self.chance.random() > 0.02:
-            return
-        self._is_flushing, self._is_busy = True, True
-        for allocation in tuple(_allocations):
-            allocation.run()
-        self.flush()
-        self._is_flushing, self._is_busy = False, False
-
-    def _meanwhile(self) -> None:
-        """Run work of the owner while a flush thread waits for the disk."""
-        if self._is_flushing and not self._is_busy and self.chance.random() < 0.3:
-            self._is_busy = True
-            for _ in range(self.chance.randint(1, 3)):
-                self.put_something()
-            self._is_busy = False
-
-    def flush(self) -> None:
-        """Run one flush cycle of a flush thread."""
-        assert self.store is not None
-        flusher = self.store.flusher
-        if self._has_pool and self.chance.random() < 0.7:
-            flusher.commit(0)
-        kind = self.chance.random()
-        if kind < 0.6:
-            flusher.flush_log()
-        elif kind < 0.85:
-            flusher.flush_queues(0)
-        else:
-            flusher.flush_queues(self.chance.choice([1, 100, 8192]))
-        self.told()
-
-    # ---- work of the owner
+    # ---- puts
 
     def put_something(self) -> None:
         kind = self.chance.random()
@@ -194,88 +190,86 @@ class Work:
             return b""
         if self.chance.random() < 0.15:
             properties["long"] = self._text(200, 900).decode()
-        return encode_properties({"KEYS": f"k{self._number} same", "TAGS": f"t{self._number % 5}"} | properties)
+        number = self.ledger.number
+        return encode_properties({"KEYS": f"k{number} same", "TAGS": f"t{number % 5}"} | properties)
 
     def _body(self) -> bytes:
-        self._number += 1
-        return b"%d " % self._number + self._text(0, self.chance.choice([20, 200, 600]))
+        self.ledger.number += 1
+        return b"%d " % self.ledger.number + self._text(0, self.chance.choice([20, 200, 600]))
 
-    def _accepted(self, result: PutResult) -> PutResult | None:
-        if result.status is PutStatus.OS_PAGE_CACHE_BUSY and self._has_pool:
-            return None
+    def _is_accepted(self, result: PutResult) -> bool:
+        self.ledger.putting = []
+        if result.status is PutStatus.OS_PAGE_CACHE_BUSY and self.settings.transient_store_pool:
+            return False
         assert result.status is PutStatus.OK, result
-        self.clock.ms += self.chance.choice([0, 0, 1, 50, 900, 2500])
+        self.machine.skew_ms += self.chance.choice([0, 0, 1, 50, 900, 2500])
         if self.chance.random() < 0.01:  # the system clock is changed
-            self.clock.ms -= self.chance.choice([1, 4000, 60_000])
-        return result
+            self.machine.skew_ms -= self.chance.choice([1, 4000, 60_000])
+        return True
 
     def put(self) -> None:
-        assert self.store is not None
         topic, queue_id, body = self.chance.choice(PLAIN), self.chance.randrange(3), self._body()
         extra = {"DELAY": "3", "REAL_TOPIC": "A", "REAL_QID": "0"} if topic == "SCHEDULE_TOPIC_XXXX" else {}
-        one = message(topic, queue_id, body, string=self._properties(**extra), flag=self._number)
-        if result := self._accepted(self.store.put(one)):
+        one = message(topic, queue_id, body, string=self._properties(**extra), flag=self.ledger.number)
+        self.ledger.putting = [(topic, queue_id, body, one.properties)]
+        result = self.store.put(one)
+        if self._is_accepted(result):
             key = topic, queue_id, result.queue_offset
-            self.note(Stored(key, result.physical_offset, result.end_offset, body, one.properties))
+            self.ledger.note([Stored(key, result.physical_offset, result.end_offset, body, one.properties)])
 
     def put_batch(self) -> None:
-        assert self.store is not None
         topic, queue_id = self.chance.choice(PLAIN[:3]), self.chance.randrange(3)
         entries = [BatchEntry(self._body(), self._properties()) for _ in range(self.chance.randint(1, 5))]
         if sum(len(entry.body) + len(entry.properties) + 150 for entry in entries) > 3400:
             entries = entries[:1]
-        if result := self._accepted(self.store.put_batch(message(topic, queue_id, encode_batch(entries)))):
+        self.ledger.putting = [(topic, queue_id, entry.body, entry.properties) for entry in entries]
+        result = self.store.put_batch(message(topic, queue_id, encode_batch(entries)))
+        if self._is_accepted(result):
             ends = [*result.physical_offsets[1:], result.end_offset]
-            for i, (entry, start, end) in enumerate(zip(entries, result.physical_offsets, ends, strict=True)):
-                key = topic, queue_id, result.queue_offset + i
-                self.note(Stored(key, start, end, entry.body, entry.properties))
+            self.ledger.note(
+                Stored((topic, queue_id, result.queue_offset + i), start, end, entry.body, entry.properties)
+                for i, (entry, start, end) in enumerate(zip(entries, result.physical_offsets, ends, strict=True))
+            )
 
     def put_inner_batch(self) -> None:
-        assert self.store is not None
         entries = [BatchEntry(self._body()[:300], b"") for _ in range(self.chance.randint(1, 5))]
-        body = encode_batch(entries)
-        one = message(BATCHED, self.chance.randrange(2), body, UNIQ_KEY=f"{self._number:032d}")
-        if result := self._accepted(self.store.put_batch(one)):
-            key = BATCHED, one.queue_id, result.queue_offset
-            self.note(Stored(key, result.physical_offset, result.end_offset, body, b"", len(entries)))
+        body, queue_id = encode_batch(entries), self.chance.randrange(2)
+        self.ledger.putting = [(BATCHED, queue_id, body, b"", len(entries))]
+        result = self.store.put_batch(message(BATCHED, queue_id, body, UNIQ_KEY=f"{self.ledger.number:032d}"))
+        if self._is_accepted(result):
+            key = BATCHED, queue_id, result.queue_offset
+            self.ledger.note([Stored(key, result.physical_offset, result.end_offset, body, b"", len(entries))])
 
-    def note(self, stored: Stored) -> None:
-        stored.time = self.recorder.time
-        assert stored.key not in self.ledger.stored, f"{stored.key} was given twice"
-        self.ledger.stored[stored.key] = stored
-
-    def restart_ledger(self, found: dict[Key, Stored], saved: int) -> None:
-        """Replace the ledger by the content that was just read, all of it durable."""
-        time, old = self.recorder.time, self.ledger
-        self.epochs.append((time, old))
-        for one in found.values():
-            one.time = time
-        self.ledger = Ledger(dict(found), [(time, self.store.durable_offset)], [], [(time, saved)], [(time, saved)])
+    # ---- other operations
 
     def retention(self) -> None:
-        assert self.store is not None
-        begun = self.recorder.time
+        ledger, settings = self.ledger, self.settings
+        first = max(0, self.store.min_physical_offset)
+        ledger.gone_before = first + settings.delete_file_batch_max * settings.commit_log_file_bytes
         self._disk_percent = 87  # delete files of any age, but accept puts
         self.store.retention_round()
         self._disk_percent = 0
-        self.ledger.deleted.append((begun, self.store.min_physical_offset))
+        ledger.gone_before = self.store.min_physical_offset
 
     def save(self) -> None:
-        self._saved += 1
-        self.ledger.begun.append((self.recorder.time, self._saved))
-        self.config.save({"number": self._saved, "filling": "x" * self.chance.choice([0, 900, 9000])})
-        self.ledger.saved.append((self.recorder.time, self._saved))
+        self.ledger.begun += 1
+        self.config.save({"number": self.ledger.begun, "filling": "x" * self.chance.choice([0, 900, 9000])})
+        self.ledger.saved = self.ledger.begun
 
-    def step(self) -> None:
+    async def wait_until_durable(self) -> None:
+        """Request a flush, and wait until the log is durable, as senders do under SYNC_FLUSH."""
+        end = self.store.max_physical_offset
+        self.store.request_flush()
+        while self.store.durable_offset < end:
+            await asyncio.sleep(0.001)
+
+    async def step(self) -> None:
         """Run one random operation of a broker."""
-        assert self.store is not None
         kind = self.chance.random()
-        if kind < 0.8:
+        if kind < 0.84:
             self.put_something()
         elif kind < 0.93:
-            self._is_flushing = True
-            self.flush()
-            self._is_flushing = False
+            await self.wait_until_durable()
         elif kind < 0.96:
             self.store.dispatch()
             self.store.query("A", "same", 32, 0, 1 << 62)
@@ -286,16 +280,17 @@ class Work:
         else:
             self.close()
             self.open()
-        if self.store is not None and self.chance.random() < 0.5:
+        self.report()
+        if self.chance.random() < 0.5:
             self.store.dispatch()
+        if self.chance.random() < 0.3:
+            await asyncio.sleep(self.chance.choice([0.0005, 0.005, 0.05]))
+            self.report()
 
 
-# ---- the store in a single thread
-
-
-def random_settings(chance: random.Random, flush_disk_type: FlushDiskType, **changes: Any) -> StoreSettings:
-    """Return settings with small files of random sizes. The workload itself calls the background work."""
-    never = 3_600_000
+def random_settings(chance: random.Random) -> StoreSettings:
+    """Return settings with small files of random sizes, and intervals of the store's threads that a workload of some
+    seconds has many of."""
     values: dict[str, Any] = {
         "commit_log_file_bytes": chance.choice([4096, 8192, 24_576, 65_536]),
         "consume_queue_file_bytes": chance.choice([200, 1000, 8000, 20_000]),
@@ -306,79 +301,18 @@ def random_settings(chance: random.Random, flush_disk_type: FlushDiskType, **cha
         "index_entry_count": chance.choice([50, 500]),
         "message_index_enable": chance.random() < 0.9,
         "append_property_crc": chance.random() < 0.2,
-        "flush_disk_type": flush_disk_type,
-        "flush_interval_ms": never,
-        "queue_flush_interval_ms": never,
+        "flush_disk_type": chance.choice(list(FlushDiskType)),
+        "flush_interval_ms": chance.choice(_INTERVALS_MS),
+        "flush_least_pages": chance.choice([0, 1, 4]),
+        "flush_thorough_interval_ms": chance.choice(_INTERVALS_MS),
+        "queue_flush_interval_ms": chance.choice(_INTERVALS_MS),
+        "queue_flush_least_pages": chance.choice([0, 1, 2]),
+        "queue_flush_thorough_interval_ms": chance.choice(_INTERVALS_MS),
+        "commit_interval_ms": chance.choice(_INTERVALS_MS),
+        "commit_least_pages": chance.choice([0, 1, 4]),
+        "commit_thorough_interval_ms": chance.choice(_INTERVALS_MS),
         "delete_file_batch_max": chance.choice([1, 2, 5]),
     }
-    if flush_disk_type is FlushDiskType.ASYNC_FLUSH and chance.random() < 0.3:
-        values |= {"transient_store_pool": True, "transient_store_pool_size": 4, "commit_interval_ms": never}
-    return StoreSettings(**(values | changes))
-
-
-class _WhenAsked(concurrent.futures.Future[Any]):
-    """A result that is computed when it is needed, or when its turn comes."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        super().__init__()
-        self.work: Callable[[], Any] | None = work
-
-    def run(self) -> None:
-        work, self.work = self.work, None
-        if work is not None:
-            try:
-                self.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - as executors do
-                self.set_exception(error)
-
-    def result(self, timeout: float | None = None) -> Any:
-        self.run()
-        return super().result(timeout)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        self.run()
-        return super().exception(timeout)
-
-
-class _Allocation:
-    """A replacement of the thread that creates log files: it creates a file at any time before the file is needed."""
-
-    def __init__(self) -> None:
-        self.jobs: list[_WhenAsked] = []
-        _allocations.append(self)
-
-    def submit(self, function: Callable[..., Any], *arguments: Any) -> _WhenAsked:
-        job = _WhenAsked(lambda: function(*arguments))
-        self.jobs.append(job)
-        return job
-
-    def run(self) -> None:
-        while self.jobs:
-            self.jobs.pop().run()
-
-    def shutdown(self) -> None:
-        self.run()
-        _allocations.remove(self)
-
-
-_allocations: list[_Allocation] = []
-
-
-def _pool(workers: int, name: str) -> Any:
-    return _Allocation() if name == "store-allocate" else concurrent.futures.ThreadPoolExecutor(workers, name)
-
-
-@contextmanager
-def quiet(bulk_from_bytes: int) -> Iterator[None]:
-    """Create log files when they are needed, scan in bulk early in recovery, and show no logs."""
-    logger = logging.getLogger("rmqkit")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    with (
-        threads.replaced({"Pool": _pool}),
-        mock.patch.object(recovery, "BULK_FROM_BYTES", bulk_from_bytes),
-    ):
-        try:
-            yield
-        finally:
-            logger.setLevel(level)
+    if values["flush_disk_type"] is FlushDiskType.ASYNC_FLUSH and chance.random() < 0.3:
+        values |= {"transient_store_pool": True, "transient_store_pool_size": 4}
+    return StoreSettings(**values)

@@ -392,7 +392,7 @@ PLANTED = (
         "flush answered before fsync",
         _flush_answered_early,
         "is not there|did not get",
-        17,
+        1,
         _with_faults(*_POWER, slaves=0),
     ),
     Planted(
@@ -466,7 +466,7 @@ PLANTED = (
         "held queue entries not noted",
         _held_entries_forgotten,
         "did not get|is stored twice|queue end: ",
-        9,
+        16,
         _with_often_flushed,
     ),
     Planted(
@@ -487,7 +487,7 @@ PLANTED = (
         "POP offset moved before its check point",
         _offset_before_check_point,
         "G-pop did not get",
-        1,
+        16,
         _with_faults("full", "failing", *_KILLS, groups={"G-pop": "pop"}, slaves=0),
     ),
     Planted(

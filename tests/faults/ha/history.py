@@ -26,7 +26,7 @@ from rmqkit.store.offline import check as fsck
 from rmqkit.store.settings import StoreSettings
 from tests.faults.client.ledger import Ledger, Place
 from tests.faults.ha.pair import BROKER, MASTER, QUEUES, SLAVE, TOPIC, Pair
-from tests.faults.power_cut import read_everything
+from tests.faults.workload import read_everything
 from tests.interop.replicas import log_difference
 from tests.store.stores import opened
 

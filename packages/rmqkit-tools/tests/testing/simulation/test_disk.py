@@ -94,6 +94,37 @@ def test_a_file_without_a_synced_name_may_be_gone_after_a_power_cut() -> None:
     assert min(counts.values()) > 0
 
 
+def names_after_power_cuts(work: Callable[[Path], None], *, is_loose: bool) -> set[tuple[str, ...]]:
+    """Return the names that power cuts leave on disks with, or without, an order of names."""
+    found = set()
+    for seed in range(100):
+        with World(seed) as world:
+            if world.machine("a").disk.is_loose == is_loose:
+                run(world, work).lose_power()
+                found.add(tuple(world.machine("a").disk.files()))
+    return found
+
+
+def test_names_come_and_go_in_their_order() -> None:
+    def work(root: Path) -> None:
+        write(root / "a", b"")
+        disk.rename(root / "a", root / "b")
+        write(root / "c", b"")
+        disk.remove(root / "b")
+
+    assert names_after_power_cuts(work, is_loose=False) == {(), ("a",), ("b",), ("b", "c"), ("c",)}
+
+
+def test_a_sync_of_a_file_brings_the_names_before_it_on_ordered_disks_only() -> None:
+    def work(root: Path) -> None:
+        write(root / "first", b"")
+        write(root / "second", b"2", syncs=True)
+        write(root / "third", b"")
+
+    assert names_after_power_cuts(work, is_loose=False) == {("first", "second"), ("first", "second", "third")}
+    assert () in names_after_power_cuts(work, is_loose=True)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_rename_leaves_the_old_file_or_the_new_one(seed: int) -> None:
     def work(root: Path) -> None:
