@@ -1,6 +1,7 @@
 """Members of a group of lite topics: each subscribes to all sessions, leaves one of them now and then, and comes back.
 
-A message is a failure or handled, and then given back or acknowledged. A lost acknowledgement lets it come again.
+A message is handled or fails, and is then acknowledged or given back. If an acknowledgement is lost, it is delivered
+again.
 """
 
 from __future__ import annotations
