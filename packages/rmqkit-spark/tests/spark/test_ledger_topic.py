@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from rmqkit.errors import ClientError, NoRoute
 from rmqkit.protocol.message import Message
@@ -21,14 +22,24 @@ from tests.spark.messages import record_at
 
 OPTIONS = SinkOptions(group="g", settle_ms=100, patience_ms=1000)
 HOME = MessageQueue(ledger_topic("g"), "broker-a", 0)
+OTHER = MessageQueue(HOME.topic, "broker-b", 0)
 
 
 class Topic:
-    """The ledger's topic and a producer in one: time goes on by pauses, which messages need to be dispatched."""
+    """The ledger's topic and a producer in one: time goes on by pauses, which messages need to be dispatched.
+
+    Attributes:
+        notes: the first queue of broker-b: what was sent to it.
+        away: brokers without a route.
+        has_expired: whether the notes are deleted.
+    """
 
     def __init__(self, *, exists: bool = True) -> None:
         self.pool = self
         self.exists = exists
+        self.notes: list[Entry] = []
+        self.away: set[str] = set()
+        self.has_expired = False
         self.records: list[bytes] = []
         self.low = self.dispatched = 0
         self.now_ms = 0.0
@@ -39,19 +50,29 @@ class Topic:
         self.dispatched = len(self.records)
 
     def queues(self, topics: Any) -> list[MessageQueue]:
-        if not self.exists and not isinstance(topics, str):
+        found = [HOME] if self.exists or isinstance(topics, str) else []
+        found += [OTHER] if self.notes or isinstance(topics, str) else []
+        found = [queue for queue in found if queue.broker_name not in self.away]
+        if not found:
             raise NoRoute("none")
-        return [HOME, MessageQueue(HOME.topic, "broker-b", 0)]
+        return [queue for one in reversed(found) for queue in (replace(one, queue_id=1), one)]
 
     def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        return {queue: Bounds(self.low, self.dispatched) for queue in queues}
+        noted = Bounds(len(self.notes) if self.has_expired else 0, len(self.notes))
+        return {queue: noted if queue == OTHER else Bounds(self.low, self.dispatched) for queue in queues}
 
     def bodies(self, part: Range) -> Iterator[bytes]:
+        if part.queue == OTHER:
+            yield record_at(0, topic=HOME.topic.encode(), body=self.notes[0].encode(), properties=b"")
+            return
         assert self.low <= part.low < part.high <= self.dispatched
         self.reads.append((part.low, part.high))
         yield b"".join(self.records[part.low : part.high])
 
     def send_one(self, message: Message, queue: MessageQueue) -> Any:
+        if queue == OTHER:
+            self.notes.append(Entry.decode(bytes(message.body)))
+            return None
         assert queue == HOME
         self.exists = True
         self.put(message.body)
@@ -93,6 +114,35 @@ def test_the_first_entry_makes_the_topic() -> None:
     assert ledger.progress(Batch("q", 0)).is_done
 
 
+def test_brokers_without_the_ledger_know_its_home_before_the_first_decision() -> None:
+    topic = Topic(exists=False)
+    opened(topic).append(done(0))
+    assert [(note.kind, note.claimant) for note in topic.notes] == [(Kind.HOME, "broker-a")]
+    opened(topic).append(done(1))
+    assert len(topic.notes) == 1, "once"
+
+
+@pytest.mark.parametrize("has_expired", [False, True])
+def test_no_second_ledger_is_made_while_the_broker_of_the_first_is_away(has_expired: bool) -> None:
+    topic = Topic(exists=False)
+    opened(topic).append(done(0))
+    topic.away, topic.has_expired = {"broker-a"}, has_expired
+    for ask in (lambda: opened(topic).append(done(0)), lambda: opened(topic).progress(Batch("q", 0))):
+        begun_ms = topic.now_ms
+        with pytest.raises(ClientError, match=r"is on broker .*, which has no route: start it"):
+            ask()
+        assert topic.now_ms - begun_ms >= OPTIONS.patience_ms
+    assert len(topic.notes) == 1
+    topic.away = set()
+    assert opened(topic).progress(Batch("q", 0)).is_done
+
+
+def test_a_ledger_of_an_operator_is_noted_elsewhere_too() -> None:
+    topic = Topic()
+    opened(topic).append(done(0))
+    assert [note.claimant for note in topic.notes] == ["broker-a"]
+
+
 def test_a_topic_that_is_missed_is_waited_for_and_then_an_error() -> None:
     topic = Topic(exists=False)
     with pytest.raises(ClientError, match=r"topic rmqkit-ledger-g, .* the batches before q/7, has no route: start its"):
@@ -106,9 +156,9 @@ def test_what_is_old_is_read_back_until_the_sink_is_found(monkeypatch: pytest.Mo
     topic = Topic().fill(done(5), *(done(number, "other") for number in range(35)))
     ledger = opened(topic)
     assert ledger.progress(Batch("q", 5)).is_done
-    assert topic.reads == [(26, 36), (16, 26), (6, 16), (0, 6)]
+    assert topic.reads == [(0, 1), (26, 36), (16, 26), (6, 16), (0, 6)]
     assert not ledger.progress(Batch("q", 6)).is_done
-    assert topic.reads[4:] == []  # an earlier batch of the sink is known: what is not here does not exist
+    assert topic.reads[5:] == []  # an earlier batch of the sink is known: what is not here does not exist
 
 
 def test_a_sink_that_brokers_have_forgotten_is_an_error() -> None:

@@ -76,7 +76,7 @@ class Low(Struct, frozen=True, array_like=True):
 
 
 class Kind(enum.Enum):
-    """The kind of a ledger entry."""
+    """The kind of a ledger entry. HOME names the broker that has the ledger, as its claimant."""
 
     PART = "part"
     DECISION = "decision"
@@ -84,6 +84,7 @@ class Kind(enum.Enum):
     GONE = "gone"
     DONE = "done"
     ABORTED = "aborted"
+    HOME = "home"
 
 
 class Entry(Struct, frozen=True, omit_defaults=True):

@@ -2,6 +2,10 @@
 
 An append returns after all entries up to the new entry were read, so its caller sees the same ledger as every other
 process. The first entry creates the topic, if the broker creates topics automatically.
+
+The ledger is on one broker, its *home*. Each other broker gets a note that names the home, before the first decision:
+otherwise a process that starts while the home is away would not find the ledger, would create a second one, and would
+decide its batch a second time.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from msgspec.structs import replace
 
 from rmqkit.errors import ClientError, NoRoute
 from rmqkit.protocol.message import Message, read_messages
+from rmqkit.protocol.names import AUTO_CREATE_TOPIC
 from rmqkit.protocol.schemas.clients import MessageQueue
 from rmqkit.spark.broker_pool import Range
 from rmqkit.spark.options import SinkOptions
@@ -45,6 +50,7 @@ class LedgerTopic:
         self._patience_ms = options.patience_ms
         self._lock = threads.Lock()
         self._home: MessageQueue | None = None
+        self._is_noted = False
         self.entries: list[Written] = []
         self._low = self._high = -1
         self._read_ms = -math.inf
@@ -59,8 +65,9 @@ class LedgerTopic:
             keys=[f"{entry.batch.sink_id}/{entry.batch.batch_id}"],
         )
         with self._lock:
-            home = self._find_home()
-            offset = self._make_home(message) if home is None else self._producer.send_one(message, home).queue_offset
+            home = self._find_home() or self._make_home(entry.batch)
+            self._note_home(home, entry.batch)
+            offset = self._producer.send_one(message, home).queue_offset
             self._read_on(offset)
             assert offset < self._high, "a new entry was read back"
         return offset
@@ -127,27 +134,71 @@ class LedgerTopic:
 
     def _find_home(self, patience_ms: float = 0.0) -> MessageQueue | None:
         """Return the queue that has all entries. Return None if no route has the topic, for example while its broker
-        restarts."""
-        deadline_ms = self._producer.now_ms + patience_ms
+        restarts. Raises ClientError: only other brokers have the topic, and name its broker, which is away."""
+        begun_ms = self._producer.now_ms
         while self._home is None:
             try:
-                self._home = min(self._producer.pool.queues([self.topic]))
+                self._home, name = self._home_among(_first_of_each(self._producer.pool.queues([self.topic])))
             except NoRoute:
-                if self._producer.now_ms >= deadline_ms:
+                if self._producer.now_ms >= begun_ms + patience_ms:
                     return None
+            else:
+                if self._home is None and self._producer.now_ms >= begun_ms + self._patience_ms:
+                    raise ClientError(
+                        f"rocketmq: topic {self.topic}, which has the decisions about the batches, is on broker {name},"
+                        " which has no route: start it"
+                    )
+            if self._home is None:
                 self._producer.pause(_ROUTE_PAUSE_MS)
         return self._home
 
-    def _make_home(self, message: Message) -> int:
-        """Create the topic by sending its first entry. Wait until other processes can find the topic.
+    def _home_among(self, queues: list[MessageQueue]) -> tuple[MessageQueue | None, str]:
+        """Return the queue that has the ledger, or None and the name of the broker that has it."""
+        by_broker = {queue.broker_name: queue for queue in queues}
+        empty: list[MessageQueue] = []
+        name = ""
+        for queue in queues:
+            bound = self._producer.pool.bounds([queue])[queue]
+            if bound.low < bound.high:
+                first = self._written(bound.low, bound.low + 1, queue)[0].entry
+                if first.kind is not Kind.HOME:
+                    return queue, queue.broker_name
+                return by_broker.get(first.claimant), first.claimant
+            if bound.high > 0:
+                name = f"other than {queue.broker_name}, whose note has expired, and"
+            else:
+                empty.append(queue)
+        return (empty[0], empty[0].broker_name) if empty and not name else (None, name)
+
+    def _make_home(self, batch: Batch) -> MessageQueue:
+        """Create the topic. Wait until other processes can find it.
         Raises NoRoute: brokers do not create topics automatically."""
         try:
-            home = min(self._producer.queues(self.topic))
+            home = _first_of_each(self._producer.queues(self.topic))[0]
         except NoRoute as error:
             raise NoRoute(f"rocketmq: create topic {self.topic} with one queue: {error}") from error
-        sent = self._producer.send_one(message, home)
+        self._producer.send_one(self._note(home, batch), home)
         self._home = self._find_home(self._patience_ms) or home
-        return sent.queue_offset
+        return self._home
+
+    def _note_home(self, home: MessageQueue, batch: Batch) -> None:
+        """Write notes to the brokers that create topics automatically and do not have the topic yet."""
+        if self._is_noted:
+            return
+        try:
+            able = _first_of_each(self._producer.queues(AUTO_CREATE_TOPIC))
+        except NoRoute:
+            able = []
+        known = {queue.broker_name for queue in self._producer.pool.queues([self.topic])}
+        for queue in able:
+            if queue.broker_name not in known:
+                place = MessageQueue(self.topic, queue.broker_name, 0)
+                self._producer.send_one(self._note(home, batch), place)
+        self._is_noted = True
+
+    def _note(self, home: MessageQueue, batch: Batch) -> Message:
+        entry = Entry(Kind.HOME, Batch("", batch.batch_id), home.broker_name)
+        return Message(topic=self.topic, body=entry.encode(), tags=entry.kind.value)
 
     def _bounds(self) -> tuple[int, int]:
         assert self._home is not None, "the queue of the ledger is known"
@@ -174,11 +225,12 @@ class LedgerTopic:
         self.entries[:0] = map(_trimmed, self._written(low, self._low))
         self._low = low
 
-    def _written(self, low: int, high: int) -> list[Written]:
-        assert self._home is not None, "the queue of the ledger is known"
+    def _written(self, low: int, high: int, queue: MessageQueue | None = None) -> list[Written]:
+        home = queue or self._home
+        assert home is not None, "the queue of the ledger is known"
         found: list[Written] = []
         if low < high:
-            for body in self._producer.pool.bodies(Range(self._home, low, high)):
+            for body in self._producer.pool.bodies(Range(home, low, high)):
                 found += [
                     Written(
                         Entry.decode(message.body),
@@ -189,6 +241,14 @@ class LedgerTopic:
                     for message in read_messages(body)
                 ]
         return found
+
+
+def _first_of_each(queues: list[MessageQueue]) -> list[MessageQueue]:
+    """Return the first queue of each broker, in the order of their names."""
+    firsts: dict[str, MessageQueue] = {}
+    for queue in sorted(queues):
+        firsts.setdefault(queue.broker_name, queue)
+    return list(firsts.values())
 
 
 def _trimmed(written: Written) -> Written:
