@@ -28,6 +28,8 @@ from tests.simulation.story import told
 _HASH_SEED = "0"
 _SHRINK_SECONDS = 120.0
 _FAILURES_MAX = 5
+_SEEDS_PER_PROCESS = 200
+"""A process keeps about 1 MB of each seed."""
 
 
 def main() -> int:
@@ -107,7 +109,8 @@ def _outcomes(first: int, arguments: argparse.Namespace) -> Iterator[Outcome]:
     numbers = itertools.count() if arguments.count is None else range(arguments.count)
     seeds = (first + number for number in numbers)
     failed = 0
-    with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.jobs, context, max_tasks_per_child=_SEEDS_PER_PROCESS) as pool:
         running = {pool.submit(run_seed, seed) for seed in itertools.islice(seeds, 2 * arguments.jobs)}
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
