@@ -56,6 +56,7 @@ __all__ = ["VirtualLoop", "VirtualWorld"]
 T = TypeVar("T")
 
 _ANY = ("0.0.0.0", "::")
+_REAL_SLEEP, _REAL_CONNECTION = time.sleep, socket.create_connection
 _TURN_SECONDS = 1e-5
 """Time that passes in each loop iteration, so that code which yields until something happens sees it happen."""
 _REAL_SECONDS = 2.0
@@ -379,12 +380,16 @@ class VirtualWorld(World):
             self._stack = stack.pop_all()
 
     def _sleep(self, seconds: float) -> None:
-        if self.actor is None:
+        if threading.get_ident() != self.thread:  # a real thread that an earlier test has left, of py4j for example
+            _REAL_SLEEP(seconds)
+        elif self.actor is None:
             self._run_until(lambda: False, self.now + seconds)
         else:
             self.actor.spend(seconds)
 
-    def _connection(self, address, timeout=None, source_address=None, **_):
+    def _connection(self, address, timeout=None, source_address=None, **options):
+        if threading.get_ident() != self.thread:
+            return _REAL_CONNECTION(address, timeout, source_address, **options)
         return _Socket(self, address, timeout, source_address)
 
 
@@ -406,7 +411,10 @@ class _Socket(asyncio.Protocol):
         task = world.loop.create_task(world.network.connect(world.current_process, lambda: self, *address, source))
         task.add_done_callback(lambda _: self._changed.set())
         self._changed.wait()
-        task.result()
+        try:
+            task.result()
+        except ConnectionRefusedError as error:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED)) from error
 
     # ---- for the transport
 

@@ -226,6 +226,27 @@ def test_threads_and_clocks_are_real_again_after_a_world():
     assert socket.create_connection.__module__ == "socket"
 
 
+async def test_a_real_thread_that_an_earlier_test_left_sleeps_in_real_time():
+    slept = []
+
+    def work() -> None:
+        time.sleep(0.001)
+        slept.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert slept
+
+
+async def test_nobody_listens_is_said_as_the_kernel_says_it():
+    def connect() -> None:
+        socket.create_connection(("127.0.0.1", 9))
+
+    with pytest.raises(ConnectionRefusedError, match="Connection refused"):
+        await asyncio.to_thread(connect)
+
+
 async def test_a_real_thread_must_not_call_the_loop():
     loop, caught = asyncio.get_running_loop(), []
 
