@@ -1,7 +1,8 @@
 """A topic that an operator deletes and creates again, and a group that the operator deletes while its members are dead.
 
-Records that are in the log when the operator begins a deletion belong to a former life of the topic. They stay in the
-log. Afterwards they must not be in the queues of the topic, nor be delivered when consumers have handled their buffers.
+Records that are on the disk when the operator begins a deletion belong to a former life of the topic. (Later ones may
+be lost, and others stored in their place.) They stay in the log. Afterwards they must not be in the queues of the
+topic, nor be delivered when consumers have handled their buffers. A broker that was away keeps the topic.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ class Lives:
         """Delete the topic and create it again. Raises RmqError: the cluster refuses, or does not answer."""
         names = [str(master.settings["brokerName"]) for master in self._run.cluster.masters]
         brokers = [master.broker for master in self._run.cluster.masters]
-        ends = [0 if broker is None else broker.context.store.max_physical_offset for broker in brokers]
+        ends = [0 if broker is None else broker.context.store.durable_offset for broker in brokers]
         await admin.topics.delete(TOPIC)
-        self._ends, self._deleted_at = dict(zip(names, ends, strict=True)), self._run.world.now
+        left = [broker is not None and broker.context.topics.get(TOPIC) is not None for broker in brokers]
+        self._ends |= {name: end for name, end, is_left in zip(names, ends, left, strict=True) if not is_left}
+        self._deleted_at = self._run.world.now
         for name in names:
             await admin.topics.create(TOPIC, broker=name, read_queues=_QUEUES, write_queues=_QUEUES)
 
