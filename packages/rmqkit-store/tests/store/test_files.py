@@ -23,6 +23,10 @@ def file(tmp_path: Path) -> JsonFile:
     return JsonFile(tmp_path / "config" / "consumerOffset.json")
 
 
+def fail(descriptor: int) -> None:
+    raise OSError(5, "Input/output error")
+
+
 def test_missing_files_are_an_empty_start(file: JsonFile) -> None:
     assert file.load(Offsets) is None
 
@@ -79,6 +83,7 @@ def test_backup_is_taken_when_the_file_is_not_readable(file: JsonFile, content: 
     file.save(TWO)
     file.path.write_bytes(content)
     assert file.load(Offsets) == ONE
+    assert file.path.read_bytes() == file.backup.read_bytes()
 
 
 def test_unreadable_file_never_becomes_the_backup(file: JsonFile) -> None:
@@ -92,9 +97,22 @@ def test_unreadable_file_never_becomes_the_backup(file: JsonFile) -> None:
 
 
 def test_crash_between_rename_and_write_leaves_the_backup(file: JsonFile) -> None:
+    """The load writes the file again. Otherwise it would be missing until its owner has something to save."""
     file.save(ONE)
     file.path.replace(file.backup)
+    assert (file.load(Offsets, restores=False), file.path.exists()) == (ONE, False)
     assert file.load(Offsets) == ONE
+    assert file.path.read_bytes() == file.backup.read_bytes()
+
+
+def test_a_backup_is_used_even_if_the_file_cannot_be_written_again(
+    file: JsonFile, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file.save(ONE)
+    file.path.replace(file.backup)
+    monkeypatch.setattr("rmqkit.system.disk.sync_file", fail)
+    assert file.load(Offsets) == ONE
+    assert "consumerOffset.json: errno 5 Input/output error; only its backup has the value" in caplog.text
 
 
 def test_nothing_readable_is_an_error_that_changes_nothing(file: JsonFile) -> None:
@@ -107,10 +125,6 @@ def test_nothing_readable_is_an_error_that_changes_nothing(file: JsonFile) -> No
 
 def test_failing_disk_is_reported_and_the_former_value_stays(file: JsonFile, monkeypatch: pytest.MonkeyPatch) -> None:
     file.save(ONE)
-
-    def fail(descriptor: int) -> None:
-        raise OSError(5, "Input/output error")
-
     monkeypatch.setattr("rmqkit.system.disk.sync_file", fail)
     with pytest.raises(StoreUnavailable, match=r"consumerOffset\.json: errno 5 Input/output error"):
         file.save(TWO)

@@ -74,6 +74,19 @@ def test_a_restart_continues_with_the_stored_offsets_and_their_version(table: Of
     assert not again.is_dirty
 
 
+def test_a_file_that_a_kill_removed_is_written_with_the_next_snapshot(table: OffsetTable, tmp_path: Path) -> None:
+    """A kill between the two renames of a save leaves only the backup. A restoration would change the file's time."""
+    table.commit(*QUEUE, 5)
+    table.persist()
+    (tmp_path / "consumerOffset.json").rename(tmp_path / "consumerOffset.json.bak")
+    again = OffsetTable(tmp_path, SetClock())
+    again.load()
+    assert (again.get(*QUEUE), again.is_dirty) == (5, True)
+    assert not (tmp_path / "consumerOffset.json").exists()
+    again.persist()
+    assert loads((tmp_path / "consumerOffset.json").read_bytes())["offsetTable"] == {"T@g": {"0": 5}}
+
+
 def test_a_table_without_a_file_or_without_a_version_begins_with_the_first_version(
     table: OffsetTable, tmp_path: Path
 ) -> None:

@@ -2,7 +2,8 @@
 
 **Configuration files**, ``config/X.json`` with its backup ``X.json.bak`` (`JsonFile`). A save writes ``X.tmp``, renames
 ``X`` to ``X.bak``, and then ``X.tmp`` to ``X``. At any power cut at least one of the two files is complete, and neither
-is torn. A load reads ``X``. If ``X`` is missing, empty or unreadable, the load reads the backup and logs a warning.
+is torn. A load reads ``X``. If ``X`` is missing, empty or unreadable, the load reads the backup, writes ``X`` again and
+logs a warning.
 Integer map keys are written without quotes, because old brokers need this form. Whitespace and order do not matter.
 
 **Notes**, small files of rmqkit beside ``checkpoint``, which Apache's broker does not know (`read_note`, `write_note`).
@@ -64,8 +65,10 @@ class JsonFile:
         self.backup = path.with_name(path.name + ".bak")
         self._saving = threads.Lock()
 
-    def load(self, value_type: type[T]) -> T | None:
+    def load(self, value_type: type[T], *, restores: bool = True) -> T | None:
         """Return the stored value, or None if neither file has a value.
+        ``restores``: write a missing file again from its backup. False if the time or the absence of the file has a
+        meaning; the caller then writes the file.
         Raises StoreMismatch: neither the file nor its backup can be read; nothing was changed."""
         try:
             value = _read(self.path, value_type)
@@ -85,7 +88,15 @@ class JsonFile:
             disk.remove(self.path)  # the next save would make it the backup
         elif value is not None:  # also after a kill between the two renames of a save
             _log.warning("%s is missing: using its backup, which may be older", self.path)
+        if value is not None and restores:
+            self._restore()
         return value
+
+    def _restore(self) -> None:
+        try:
+            self._replace(disk.read_file(self.backup))
+        except StoreUnavailable as error:
+            _log.warning("%s; only its backup has the value", error)
 
     def set_aside(self) -> None:
         """Rename the file and its backup to ``X.json.damaged`` and ``X.json.bak.damaged``, for later inspection.

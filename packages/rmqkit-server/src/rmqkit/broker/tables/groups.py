@@ -73,7 +73,7 @@ class GroupTable:
 
     def load(self) -> None:
         """Read the file and its journal, and add the system groups that every broker has."""
-        stored = self.saved.file.load(SubscriptionGroupTable) or SubscriptionGroupTable()
+        stored = self.saved.file.load(SubscriptionGroupTable, restores=False) or SubscriptionGroupTable()
         _name_all(stored)
         self.saved.load(stored.data_version, _members(stored))
         missing = [name for name in SYSTEM_GROUPS if name not in self._groups]

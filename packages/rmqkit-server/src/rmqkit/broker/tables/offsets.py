@@ -89,12 +89,13 @@ class OffsetTable(LazyTable):
         self.flush_log: Callable[[], bool] = lambda: True
 
     def load(self) -> None:
-        stored: ConsumerOffsets | None
-        if self._has_light:
-            stored = self._file.load(LightOffsets) or JsonFile(self._file.path.with_name(_FILE)).load(LightOffsets)
-        else:
-            stored = self._file.load(ConsumerOffsets)
+        kind: type[ConsumerOffsets] = LightOffsets if self._has_light else ConsumerOffsets
+        # The time of the file is the time of a snapshot. So the next snapshot writes a missing file.
+        stored = self._file.load(kind, restores=False)
+        if stored is None and self._has_light:
+            stored = JsonFile(self._file.path.with_name(_FILE)).load(kind, restores=False)
         if stored is not None:
+            self._is_dirty = not disk.exists(self._file.path)
             self._table = stored.offset_table
             if isinstance(stored, LightOffsets):
                 self._table |= {key: {0: offset} for key, offset in stored.lmq_offset_table.items()}

@@ -234,7 +234,7 @@ class TopicTable:
 
     def _read(self) -> TopicConfigTable | None:
         try:
-            return self.saved.file.load(TopicConfigTable)
+            return self.saved.file.load(TopicConfigTable, restores=False)
         except StoreMismatch as error:
             _log.warning(
                 "%s; both are kept as *.damaged, and the topics are created from the queues of the store", error
