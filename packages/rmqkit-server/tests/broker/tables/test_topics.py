@@ -185,6 +185,17 @@ def test_a_deleted_topic_takes_queues_offsets_and_pop_retries_along(tmp_path):
     run_virtual(second())
 
 
+async def test_a_topic_stays_while_the_disk_refuses_its_deletion(tmp_path, monkeypatch, cluster):
+    await cluster.send("T")
+    monkeypatch.setattr(cluster.standalone.broker.context.store.flusher, "durable_offset", 0)
+    monkeypatch.setattr(cluster.standalone.broker.context.store.flusher, "flush_log", lambda: None)
+    answer = await cluster.ask(DELETE, topic="T")
+    assert answer.code == 1
+    assert "cannot flush the log" in answer.remark
+    assert (await topic(cluster))["topicName"] == "T"
+    assert await cluster.number(RequestCode.GET_MAX_OFFSET, QueueRequest("T", 0)) == 1
+
+
 @pytest.mark.parametrize(
     ("body", "code", "remark"),
     [

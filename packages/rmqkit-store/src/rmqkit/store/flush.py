@@ -121,6 +121,7 @@ class Flusher:
         self._stop = threads.Event()
         self._failing = threads.Lock()
         self._flushing = threads.Lock()
+        self._committing = threads.Lock()
         self._threads: list[threads.Thread] = []
 
     def start(self, durable_offset: int) -> None:
@@ -176,9 +177,11 @@ class Flusher:
             self.commit(0 if is_thorough else self._settings.commit_least_pages * _PAGE_BYTES)
 
     def commit(self, least_bytes: int = 0) -> None:
-        """Make the pool readable if it holds at least ``least_bytes``. Set ``commit_failure`` on an error."""
+        """Make the pool readable if it holds at least ``least_bytes``. Set ``commit_failure`` on an error.
+        Any thread can call this."""
         try:
-            is_moved = self._store_log.commit(least_bytes)
+            with self._committing:
+                is_moved = self._store_log.commit(least_bytes)
         except OSError as error:
             if self.commit_failure is None:
                 _log.error("cannot write the log, so no messages are accepted until it can be written: %s", error)

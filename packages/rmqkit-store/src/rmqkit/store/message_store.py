@@ -37,6 +37,7 @@ from rmqkit.store.lite.entries import LITE_ENTRY
 from rmqkit.store.lite.lite_queues import LiteQueue, LiteQueues
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.log.commit_log import CommitLog, LogStart
+from rmqkit.store.log.mapped_file import BytesLost
 from rmqkit.store.log.recovery import LogEnd, find_log_end
 from rmqkit.store.log.remains import check_heads, is_filler, keep_remains, tell_lost_end
 from rmqkit.store.log.scan import RECORD_BYTES_MIN, Records
@@ -809,20 +810,37 @@ class MessageStore:
 
     def delete_topic(self, *topics: str) -> None:
         """Delete the queues of topics. Their records stay in the log until the log files expire, see `DeletedTopics`.
-        Raises StoreUnavailable: a write failed; nothing is deleted."""
+        Raises StoreUnavailable: a write or a flush failed, or queues lost entries; nothing is deleted."""
         self.dispatch()
-        places = {topic: self.queues.newest_record(topic) for topic in topics}
+        try:
+            places = {topic: self.queues.newest_record(topic) for topic in topics}
+        except BytesLost as error:
+            raise StoreUnavailable(f"cannot delete queues: {error}: restart the broker, which recovers") from error
         times = {topic: self.log.store_timestamp(*place) for topic, place in places.items()}
         newest = {topic: (*places[topic], time) for topic, time in times.items() if time >= 0}
         for _, waiting in self._dispatcher.pending:
             for one in waiting:
                 if one.topic in topics:
                     newest[one.topic] = one.physical_offset, one.size, one.store_timestamp
+        # The note names the newest records. If a crash removed one of them, the note would not be valid, and the older
+        # records would be in the queues again.
+        self._flush_to(max((at + size for at, size, _ in newest.values()), default=0))
         # Write the note first: without it, the next recovery restores the queues with the old messages.
         self._deleted.add(newest)
         for topic in topics:
             self.queues.delete_topic(topic)
             self.lite.delete_parent(topic)
+
+    def _flush_to(self, end: int) -> None:
+        """Make the log durable up to a physical offset. Raises StoreUnavailable: the disk refused."""
+        if end > self.durable_offset:
+            self.flusher.commit()
+            self.flusher.flush_log()
+        if end > self.durable_offset:
+            refused = self.flusher.commit_failure or self.flusher.failure
+            raise StoreUnavailable(
+                f"cannot flush the log of {self.root} up to {end}: {refused}: free or repair the disk"
+            )
 
     # ---- retention
 

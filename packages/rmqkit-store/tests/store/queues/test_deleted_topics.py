@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -9,11 +10,17 @@ from typing import Any
 
 import pytest
 
+from rmqkit.core import CORE
 from rmqkit.errors import StoreUnavailable
+from rmqkit.protocol.codes import RequestCode
+from rmqkit.protocol.command import encode_command, request
+from rmqkit.protocol.core import Sends
 from rmqkit.protocol.record import BatchEntry, encode_batch
+from rmqkit.protocol.schemas.send import SendMessageV2Request
+from rmqkit.protocol.sends import sends_reader
 from rmqkit.store.message_store import MessageStore, PutStatus
 from rmqkit.store.settings import FlushDiskType, StoreSettings
-from tests.store.stores import copy_store, message, opened, put_all, read_all, small_settings
+from tests.store.stores import HOST, copy_store, message, opened, put_all, read_all, small_settings
 
 GONE, LIGHT, NOTES = "Gone", "%LMQ%gone", "config/deletedTopics.json"
 
@@ -23,11 +30,17 @@ def quiet(**changes: Any) -> StoreSettings:
     return small_settings(**(defaults | changes))
 
 
+SYNC = quiet(flush_disk_type=FlushDiskType.SYNC_FLUSH)
+POOL = quiet(flush_disk_type=FlushDiskType.ASYNC_FLUSH, transient_store_pool=True, commit_interval_ms=3_600_000)
 LIGHT_SETTINGS = quiet(enable_light_queues=True, enable_multi_dispatch=True)
 
 
 def put_some(store: MessageStore, text: bytes, *, topic: str = GONE, queue_id: int = 0) -> None:
     put_all(store, *(message(topic, queue_id, text + b"%d" % i, TAGS="tag") for i in range(5)))
+
+
+def refuse(descriptor: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def restarted(root: Path, to: Path, *, is_clean: bool) -> Path:
@@ -107,8 +120,7 @@ def test_queue_files_that_a_stop_in_the_middle_left_go(tmp_path: Path) -> None:
 def test_messages_that_wait_for_the_disk_are_deleted_with_their_topic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = quiet(flush_disk_type=FlushDiskType.SYNC_FLUSH)
-    with opened(tmp_path / "s", settings) as store:
+    with opened(tmp_path / "s", SYNC) as store:
         put_some(store, b"old")
         assert store.dispatch_behind_bytes
         store.delete_topic(GONE)
@@ -118,6 +130,84 @@ def test_messages_that_wait_for_the_disk_are_deleted_with_their_topic(
         put_some(store, b"new")
         store.flusher.flush_log()
         assert [one.queue_offset for one in read_all(store, GONE)] == list(range(5))
+
+
+def sends_to(*topics: str) -> Sends:
+    frames = []
+    for number, topic in enumerate(topics):
+        header = SendMessageV2Request("p", topic, "TBW102", 4, 0, 0, 1, 0, f"UNIQ_KEY\x01K{number}\x02TAGS\x01t\x02")
+        frames += encode_command(request(RequestCode.SEND_MESSAGE_V2, header, b"old"))
+    sends = sends_reader(CORE, {}, (), {}).read(b"".join(frames), 0)
+    assert sends is not None
+    return sends
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_sends_that_wait_for_the_disk_are_deleted_with_their_topic(tmp_path: Path, is_made_again: bool) -> None:
+    """They were stored with one write. The deleted queue would write their entries to a descriptor that is closed, or
+    that is another file's."""
+    with opened(tmp_path / "s", SYNC) as store:
+        put_some(store, b"old")
+        put_some(store, b"kept", topic="Kept")
+        store.flush_log()
+        store.dispatch()
+        assert store.put_sends(sends_to(GONE, "Kept", GONE), HOST, HOST)
+        gone = store.queues.table[GONE, 0]
+        store.delete_topic(GONE)
+        if is_made_again:
+            put_some(store, b"new")
+        store.flush_log()
+        store.dispatch()
+        assert (gone.has_held, gone in store.queues.dirty, store.queues.write_held()) == (False, False, True)
+        assert [one.body[:3] for one in read_all(store, GONE)] == [b"new"] * 5 * is_made_again
+        assert (store.max_offset("Kept", 0), store.dispatch_behind_bytes) == (6, 0)
+        assert ((tmp_path / "s" / "consumequeue" / GONE).exists()) is is_made_again
+    assert not (tmp_path / "s" / "abort").exists()
+
+
+@pytest.mark.parametrize("settings", [quiet(), SYNC, POOL], ids=["async", "sync", "pool"])
+def test_a_deletion_survives_a_power_cut_that_takes_newer_messages(tmp_path: Path, settings: StoreSettings) -> None:
+    """The note of the deletion names the newest record, so this record is on the disk first."""
+    with opened(tmp_path / "s", settings) as store:
+        put_some(store, b"old")
+        store.delete_topic(GONE)
+        end = store.durable_offset
+        assert end == store.max_physical_offset
+        left = copy_store(tmp_path / "s", tmp_path / "left")
+    log = left / "commitlog" / ("0" * 20)
+    log.write_bytes(log.read_bytes()[:end] + bytes(log.stat().st_size - end))
+    with opened(left, settings) as store:
+        assert store.bounds(GONE, 0) == (0, 0)
+
+
+@pytest.mark.parametrize("settings", [SYNC, POOL], ids=["sync", "pool"])
+def test_a_topic_stays_while_the_disk_refuses_its_newest_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: StoreSettings
+) -> None:
+    with opened(tmp_path, settings) as store:
+        put_some(store, b"old")
+        with monkeypatch.context() as patch:
+            patch.setattr("rmqkit.system.disk.sync_data", refuse)
+            with pytest.raises(StoreUnavailable, match=r"cannot flush the log .* up to \d+: .*Input/output error"):
+                store.delete_topic(GONE)
+        assert not (tmp_path / NOTES).exists()
+        store.flusher.flush_log()
+        assert len(read_all(store, GONE)) == 5
+
+
+def test_a_topic_stays_while_the_newest_entry_of_a_queue_is_lost(tmp_path: Path) -> None:
+    """XFS drops what it could not write. The newest record is then unknown, and without it the note would be wrong."""
+    with opened(tmp_path, quiet()) as store:
+        put_some(store, b"old")
+        put_some(store, b"old", queue_id=1)
+        store.queues.write_held()
+        with (tmp_path / f"consumequeue/{GONE}/0/{0:020d}").open("r+b") as file:
+            file.seek(80)
+            file.write(bytes(20))
+        with pytest.raises(StoreUnavailable, match=r"Gone/0/0+'?: restart the broker"):
+            store.delete_topic(GONE)
+        assert not (tmp_path / NOTES).exists()
+        assert len(read_all(store, GONE, 1)) == 5
 
 
 def test_new_messages_in_the_place_of_those_of_a_deleted_topic_are_kept(tmp_path: Path) -> None:

@@ -306,7 +306,8 @@ class TopicHandlers(Handlers[OperationsContext]):
         return reply(command)
 
     def _delete(self, topics: Set[str]) -> None:
-        """Delete topics with their queues, the offsets of their groups, and the groups' POP retry topics."""
+        """Delete topics with their queues, the offsets of their groups, and the groups' POP retry topics.
+        Raises StoreUnavailable: the disk refused."""
         names = {topic for topic in topics if not self._drop_lite(topic)}
         if not names:
             return
@@ -314,10 +315,10 @@ class TopicHandlers(Handlers[OperationsContext]):
             for group, consumed in self._context.offsets.topics_by_group.items():
                 retries = [retry_topic(f"{group}{mark}{topic}") for topic in topics & set(consumed) for mark in "_+"]
                 names.update(filter(self._context.topics.get, retries))
-        # Remove the topics from the table first: a send in between is refused and does not create the queues again.
+        # Delete the queues first. If the disk refuses that, nothing is deleted.
+        self._context.store.delete_topic(*names)
         self._context.topics.remove(*names)
         self._context.offsets.remove_topic(*names)
-        self._context.store.delete_topic(*names)
         assert not any(map(self._context.topics.get, filterfalse(is_light, names))), (
             "deleted topics are not in the table"
         )

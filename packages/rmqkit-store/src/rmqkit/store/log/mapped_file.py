@@ -211,7 +211,8 @@ class MappedFile:
         """Close and remove the file. Slices of `view` stay valid.
         Raises OSError: the file cannot be removed and can still be used."""
         self._is_deleted = True  # first: a flush thread may be about to sync it
-        self.close()
+        with self._changing_back:  # a repeated write must not use the descriptor of a file that is opened next
+            self.close()
         try:
             disk.remove(self.path, missing_ok=True)
         except OSError:

@@ -501,6 +501,9 @@ class ConsumeQueueBase(ABC):
             queue.close()
 
     def destroy(self) -> None:
+        """Delete the files. The queue accepts no more entries: sends that wait for the disk may still refer to it.
+        Raises OSError: a file cannot be removed."""
+        self.max_physical_offset = _NO_END
         self.forget_held()
         self._dirty.pop(self, None)
         for queue in self.file_queues:

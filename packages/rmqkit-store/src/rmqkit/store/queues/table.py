@@ -40,7 +40,7 @@ from rmqkit.protocol.record import decode_record
 from rmqkit.store.files import JsonFile
 from rmqkit.store.log.commit_log import CommitLog
 from rmqkit.store.log.file_queue import split, sync_names_of
-from rmqkit.store.log.mapped_file import MappedFile
+from rmqkit.store.log.mapped_file import BytesLost, MappedFile
 from rmqkit.store.queues.base import NO_RECORD, ConsumeQueueBase
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY, BatchQueue
 from rmqkit.store.queues.consume_queue import ENTRY_BYTES, HELD_BYTES_MAX, ConsumeQueue
@@ -374,8 +374,15 @@ class ConsumeQueues:
         return count
 
     def newest_record(self, topic: str) -> tuple[int, int]:
-        """Return physicalOffset and size of the newest record in the queues of a topic, or (-1, 0) without a record."""
-        return max((queue.newest_record() for key, queue in self.table.items() if key[0] == topic), default=NO_RECORD)
+        """Return physicalOffset and size of the newest record in the queues of a topic, or (-1, 0) without a record.
+        Raises BytesLost: the page cache lost the newest entry of a queue."""
+        newest = NO_RECORD
+        for queue in [queue for key, queue in self.table.items() if key[0] == topic]:
+            record = queue.newest_record()
+            if record[0] >= 0 and record[1] == 0:
+                raise BytesLost(queue.queue.files[-1].path)
+            newest = max(newest, record)
+        return newest
 
     def delete_topic(self, topic: str) -> None:
         """Delete the queues of a topic and their files."""
