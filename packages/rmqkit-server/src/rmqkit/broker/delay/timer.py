@@ -129,7 +129,7 @@ class Timer:
         self._destination = Destination(store, "timed", on_delivered, dead_letters)
         self.dequeue = Dequeue(self.state, store, clock, self._destination)
         self.enqueue = Enqueue(self.state, store, settings, self.dequeue.deliver_at_once)
-        self._backlog_end = self._begun_ms = 0
+        self._backlog_end = self._begun_ms = self._start_end = 0
         self._survey: Survey | None = None
         self._is_held = False
         self._is_running = False
@@ -368,7 +368,8 @@ class Timer:
 
     def _run(self) -> None:
         self._is_running = True
-        self._backlog_end, self._begun_ms = self.state.clamp(), 0
+        self._backlog_end = self._start_end = self.state.clamp()
+        self._begun_ms = 0
         self._look_in(0)
 
     def stop(self) -> None:
@@ -431,13 +432,19 @@ class Timer:
             return True
         # Wake the readers once for all messages: without the batch each put would run the listeners.
         with self._store.batch():
+            self.enqueue.is_catching_up = self._is_catching_up
             has_more = self._begin_second(state.floor(now_ms))
             # Fill before delivery: a marker that arrived in time has to be on the wheel when its second is delivered.
             has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
             self._end_seconds()
-        if self.is_follower:
+        if self.is_follower or self._is_catching_up:
             return has_more
         return await self.dequeue.run(self._clock.monotonic_ms() + _DELIVER_MS_MAX) or has_more
+
+    @property
+    def _is_catching_up(self) -> bool:
+        """Return True if messages from before the last start are not on the wheel yet."""
+        return not self.is_follower and self.state.queue_offset < self._start_end
 
     def _has_to_survey(self) -> bool:
         """Continue the survey of a topic that is read again. Return True if the survey is not finished."""
@@ -471,7 +478,8 @@ class Timer:
             return _RETRY_MS
         self._broken = None
         self.dequeue.begin()
-        self._backlog_end, self._begun_ms = self.state.clamp(), 0
+        self._backlog_end = self._start_end = self.state.clamp()
+        self._begun_ms = 0
         return 0.0
 
     def _begin_second(self, now_ms: int) -> bool:

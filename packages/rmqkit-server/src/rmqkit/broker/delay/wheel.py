@@ -417,7 +417,13 @@ class Late(enum.Enum):
 
 
 class Enqueue:
-    """The part that puts messages on the wheel. ``deliver``: stores a message in its real topic, or raises Refused."""
+    """The part that puts messages on the wheel. ``deliver``: stores a message in its real topic, or raises Refused.
+
+    Attributes:
+        late: the action for messages whose second is over.
+        is_catching_up: True after a start, until the messages from before it are on the wheel. Nothing is delivered
+            meanwhile. So a message is late only if its second was delivered.
+    """
 
     def __init__(
         self, state: TimerState, store: MessageStore, settings: StoreSettings, deliver: Callable[[Record], None]
@@ -427,6 +433,7 @@ class Enqueue:
         self._window = roll_window_slots(settings)
         self._deliver = deliver
         self.late = Late.PUT
+        self.is_catching_up = False
         self._ahead: list[tuple[int, str, Unit]] = []
 
     def run(self, end_offset: int | None) -> bool:
@@ -464,9 +471,10 @@ class Enqueue:
         is_marker = _DELETE_KEY in properties and find_property(properties, _DELETE_KEY) is not None
         if state.is_measured:
             self._measure(name, time_ms, physical_offset, size)
-        if time_ms < state.write_ms and self.late is Late.NEXT:
+        late_before_ms = state.read_ms if self.is_catching_up else state.write_ms
+        if time_ms < late_before_ms and self.late is Late.NEXT:
             time_ms = state.write_ms
-        if time_ms < state.write_ms and self.late is Late.PUT:
+        if time_ms < late_before_ms and self.late is Late.PUT:
             # First put the earlier messages on the wheel and move the position: if this message is refused, a retry
             # must not put the earlier messages on the wheel again.
             self._add()
@@ -477,7 +485,7 @@ class Enqueue:
             state.read_up_to(following)
             return
         slot_ms = self._slot_for(time_ms)
-        # At a slave the delay may be negative, because late messages are put on the wheel, too (`Late.KEPT`).
+        # The delay may be negative: at a slave (`Late.KEPT`), and at a broker that was off for longer than the window.
         assert slot_ms - state.write_ms <= _DELAY_MS_MAX, "the delay fits into the 32 bits of a unit"
         magic = PLAIN | (ROLL if slot_ms != time_ms else 0) | (DELETE if is_marker else 0)
         unit = Unit(NONE, magic, state.write_ms, slot_ms - state.write_ms, physical_offset, size, hashed)
