@@ -470,6 +470,14 @@ def test_half_messages_that_nobody_committed_are_rolled_back_when_asked(
     sink.check(0, 1)
 
 
+def test_a_process_that_has_nothing_to_do_can_be_asked(broker: Standalone, sinks: Callable[..., Sink]) -> None:
+    """A query that is over may leave a decided batch, which any process of the group finishes when it is asked."""
+    sink = sinks(broker, "idle")
+    sink.write(0)
+    runtime = sink.start().producer.pool.runtime
+    wait_until(lambda: len(runtime.broker_versions) == 1, 200, "the process to join its group")
+
+
 def test_half_messages_that_were_given_up_can_be_committed(asking: Standalone, sinks: Callable[..., Sink]) -> None:
     sink = sinks(asking, "given-up")
     staged = sink.write(0)

@@ -68,7 +68,7 @@ class SinkProducer:
         self._producer: TransactionProducer
 
     def start(self) -> None:
-        """Join the group. After this call brokers may send check-backs."""
+        """Join the group, soon at all brokers of the topic. After this call brokers may send check-backs."""
         self._producer = self._portal.run(self._started)
         self._portal.close_at_exit(self)
 
@@ -78,6 +78,9 @@ class SinkProducer:
             options.group, execute=_never, check=self._check, settings=settings, runtime=self.pool.runtime
         )
         await producer.start()
+        if options.topic:  # heartbeats go to the brokers of known routes
+            self.pool.runtime.routes.watch(options.topic, options.group)
+            self.pool.runtime.refresh_routes_soon()
         return producer
 
     @property
