@@ -44,13 +44,15 @@ class Expiry:
         self._aged[server] = self._run.world.now
 
     def look(self, server: BrokerServer) -> None:
-        """Note the messages that a running broker has deleted since the last look."""
+        """Note the messages that a running broker has deleted since the last look. The broker may be in the middle of a
+        call, so this reads only its memory."""
         name = str(server.settings["brokerName"])
         if server.broker is None or name not in self._aged:
             return
-        store, ledger = server.broker.context.store, self._run.ledger
+        queues, ledger = server.broker.context.store.queues, self._run.ledger
         for topic, queue_id in sorted({(place.topic, place.queue_id) for place in ledger.by_place}):
-            low = store.min_offset(topic, queue_id)
+            queue = queues.get(topic, queue_id)
+            low = 0 if queue is None else queue.min_offset
             for offset in range(self._lows[name, topic, queue_id], low):
                 number = ledger.by_place.get(Place(topic, name, queue_id, offset))
                 if number is not None:

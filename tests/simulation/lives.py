@@ -2,7 +2,7 @@
 
 Records that are on the disk when the operator begins a deletion belong to a former life of the topic. (Later ones may
 be lost, and others stored in their place.) They stay in the log. Afterwards they must not be in the queues of the
-topic, nor be delivered when consumers have handled their buffers. A broker that was away keeps the topic.
+topic, nor be delivered when consumers have handled their buffers. A broker that was away keeps the topic and the group.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Lives:
         await admin.groups.delete(GROUP)
         for server in self._run.cluster.masters:
             if server.broker is not None and not self._is_group_alive():
-                topics = server.broker.context.offsets.topics(GROUP)
+                context = server.broker.context
+                topics = context.offsets.topics(GROUP) if GROUP not in context.groups else []
                 self.findings += [
                     f"{server.name} has offsets of {GROUP} in {topic}, which is deleted" for topic in topics
                 ]

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from tests.simulation.run import Run
 
 _LOOK_SECONDS = 0.5
+_IDLE_SECONDS = 10.0
 _TASKS_MAX = 600
 _CONNECTIONS_MAX = 300
 _FILES_MAX = 2000
@@ -100,6 +101,8 @@ class Watch:
 
     def end(self) -> None:
         self._is_on = False
+        # The next looks call the stores, which must not be in the middle of another call.
+        self._run.world.run(until=self._run.world.now + _IDLE_SECONDS, unless=self._is_idle)
         for server in self._run.cluster.masters:
             self._run.expiry.look(server)
             self._run.expiry.look_at_ends(server)
@@ -108,6 +111,10 @@ class Watch:
         self._look_at_order()
         self._look_at_locks()
         self._look_at_repeats()
+
+    def _is_idle(self) -> bool:
+        running = [one.process for one in self._run.cluster.masters if one.process is not None and one.is_running]
+        return all(process.loop.is_idle for process in running)
 
     def _look(self) -> None:
         if not self._is_on:

@@ -53,6 +53,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     Attributes:
         work_seconds: the least CPU time of one run of the loop.
+        is_idle: True while the loop waits for a callback. Then no callback is in the middle of a call of the disk.
     """
 
     work_seconds = 0.00002
@@ -67,7 +68,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._work = self._world.chance("work", process.name, process.number)
         self._tasks: list[asyncio.Task[Any]] = []
         self._swept = 0
-        self._is_idle = True
+        self.is_idle = True
         self._free_at = 0.0
 
     # ---- running
@@ -75,7 +76,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run(self) -> None:
         """Run callbacks until the process ends. The greenlet of the process's main thread runs this function."""
         while self._process.is_alive:
-            self._is_idle = False
+            self.is_idle = False
             self._run_ready()
             self._wait()
 
@@ -107,13 +108,13 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._free_at = world.now + work
         if self._timers:
             main.alarm(max(self._timers[0][0] - world.now, work))
-        self._is_idle = True
+        self.is_idle = True
         main.wait()
 
     def _wake(self) -> None:
         """Run soon: a callback is ready. Nothing happens while the loop runs, or waits for the disk."""
-        if self._is_idle:
-            self._is_idle = False  # the next callback wakes nobody
+        if self.is_idle:
+            self.is_idle = False  # the next callback wakes nobody
             self._process.main.wake(max(0.0, self._free_at - self._world.now))
 
     def discard(self) -> None:
