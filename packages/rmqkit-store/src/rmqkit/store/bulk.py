@@ -300,7 +300,7 @@ def append_entries(
     Raises:
         OSError: a file cannot be written.
     """
-    queue.fill_gap(first, gap_max)
+    queue.fill_gap(first, int(entries["physical_offset"][0]), gap_max)
     done = 0
     # Enter the first entry of each part alone: it opens the file, and ``max_offset`` shows whether the queue accepted
     # it.

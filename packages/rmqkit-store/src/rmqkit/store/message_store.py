@@ -456,7 +456,7 @@ class MessageStore:
             # is missing from its real queue.
             self._odd_count += record.queue_offset > 0
         elif (gap_max := self._gap_max + self._gaps_of_odd) and isinstance(queue, ConsumeQueue):
-            queue.fill_gap(record.queue_offset, gap_max)
+            queue.fill_gap(record.queue_offset, record.physical_offset, gap_max)
         self._dispatcher.apply(request_of(record, self._delays_ms))
 
     @property

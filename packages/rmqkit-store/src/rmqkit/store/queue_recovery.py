@@ -298,7 +298,7 @@ def _enter_wanted(
                 if (arrival.topic, arrival.queue_id) in wanted:
                     queue = queues.get(arrival.topic, arrival.queue_id)
                     if gap_max and isinstance(queue, ConsumeQueue):
-                        queue.fill_gap(arrival.queue_offset, gap_max)
+                        queue.fill_gap(arrival.queue_offset, arrival.physical_offset, gap_max)
                     dispatcher.enter_own(arrival)
                 dispatcher.enter_light([arrival], wanted)
 

@@ -114,6 +114,23 @@ def test_number_too_great_is_indexed_at_the_end(queue: ConsumeQueue, caplog: pyt
     )
 
 
+@pytest.mark.parametrize(
+    ("number", "physical_offset", "gap_max", "count"),
+    [
+        (7, 500, 2, 2),
+        (7, 500, 1, 0),  # more messages are missing than may be lost
+        (7, 499, 2, 0),  # the record is older than the queue: one of a deleted topic
+        (5, 500, 2, 0),
+        (4, 500, 2, 0),
+    ],
+)
+def test_lost_messages_before_a_record_get_blank_entries(
+    number: int, physical_offset: int, gap_max: int, count: int, queue: ConsumeQueue
+) -> None:
+    fill(queue, 5).fill_gap(number, physical_offset, gap_max)
+    assert (queue.max_offset, content(queue, 0)[100:]) == (5 + count, (BLANK_ENTRY * count).ljust(100, b"\0"))
+
+
 def test_queue_that_begins_later_is_filled_with_blanks(queue: ConsumeQueue) -> None:
     fill(queue, 1, first=23)
     assert [path.name for path in queue.queue.directories[0].iterdir()] == [file_name(400)]

@@ -150,19 +150,22 @@ class ConsumeQueue(ConsumeQueueBase):
             _log.warning("%s-%d: renumbered from %d on, %d messages dropped", *place, queue_offset, forgotten)
             self._restart_at(queue_offset)
         elif queue_offset < self.next_offset:  # the log does not have the messages with these numbers
-            self.fill_gap(queue_offset, queue_offset - self.max_offset)
+            self.fill_gap(queue_offset, self.max_physical_offset, queue_offset - self.max_offset)
         else:
             said = "%s-%d: %d messages from %d on are not in the log: consumers find message %d under the number %d"
             _log.error(said, *place, queue_offset - self.max_offset, self.max_offset, queue_offset, self.max_offset)
 
-    def fill_gap(self, queue_offset: int, gap_max: int) -> None:
-        """Append at most ``gap_max`` blank entries for lost messages up to a number. Blank entries have no extension
-        unit.
+    def fill_gap(self, queue_offset: int, physical_offset: int, gap_max: int) -> None:
+        """Append at most ``gap_max`` blank entries for lost messages before the message with a number and a physical
+        offset. Blank entries have no extension unit.
         The caller must append an entry next: Apache's broker would use the size in a last blank as the size of a
         record.
-        Do nothing if the queue has no files, because its first number is free, or if more messages are missing.
+        Do nothing if the queue has no files, because its first number is free, if more messages are missing, or if the
+        message is older than the queue, such as a message of a deleted topic.
         Raises OSError: a write failed; some entries may have been appended."""
         if not self.queue.files or not 0 < queue_offset - self.max_offset <= gap_max:
+            return
+        if physical_offset < self.max_physical_offset:
             return
         said = "%s-%d: %d messages from %d on are not in the log: lost, their entries are blank"
         _log.warning(said, self.topic, self.queue_id, queue_offset - self.max_offset, self.max_offset)
