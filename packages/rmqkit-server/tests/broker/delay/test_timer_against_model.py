@@ -5,7 +5,7 @@ and in the order of times. A recalled message is not delivered. If the clock is 
 and no message is repeated. A step back of less than five seconds changes nothing, and a message for a time that was
 reached already is delivered at once. A kill leaves the files unchanged (the page cache survives the process). Messages
 delivered since the state was last written may be repeated, and no message is lost. A message that waits for longer than
-the roll window may come once more after each kill, because its next stage may already be in the timer topic.
+the roll window may be delivered again after each kill, because its next stage may already be in the timer topic.
 
 The tests recall only messages that are due within the roll window. A message with a longer delay is put into the timer
 topic again after each window, and so is its marker. If the clock jumps past that point and past the delivery time, the
