@@ -212,15 +212,20 @@ def test_units_behind_the_position_that_belong_before_the_queue_offset_are_linke
     again.close()
 
 
-def test_a_wheel_that_is_missing_is_made_from_the_log(tmp_path):
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_wheel_that_is_missing_or_empty_is_made_from_the_log(is_empty, tmp_path):
+    """A power cut, or a full disk, leaves the name without the length."""
     files = files_in(tmp_path)
     for number in range(25):
         assert files.add([unit(number % 2 + 1, number)]) == 1
     flush(files, read_ms=NOW_MS + 2000, queue_offset=25)
     files.close()
     (tmp_path / "timerwheel").unlink()
+    if is_empty:
+        (tmp_path / "timerwheel").touch()
     again = files_in(tmp_path)
     again.load()
+    assert not (tmp_path / "timerwheel").exists()
     assert again.recover(lambda unit: unit.physical_offset) == 25
     assert chain(again, 2) == list(range(23, 0, -2))
     assert again.wheel.slot(NOW_MS + 1000) is None, "it was delivered"

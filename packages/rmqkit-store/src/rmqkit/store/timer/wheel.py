@@ -61,19 +61,23 @@ class TimerWheel:
         self._fd = -1
 
     def check(self) -> bool:
-        """Return True if the file exists. Raises StoreMismatch: the file does not have the length of a wheel."""
+        """Return True if the file exists and has content: a power cut may leave the name without the length.
+        Raises StoreMismatch: the file does not have the length of a wheel."""
         try:
             length = disk.size(self.path)
         except FileNotFoundError:
             return False
-        if length != WHEEL_BYTES:
+        if length not in (0, WHEEL_BYTES):
             raise StoreMismatch(f"{self.path} has {length} bytes, expected {WHEEL_BYTES}: move it elsewhere")
-        return True
+        return length > 0
 
     def load(self, *, is_read_only: bool = False) -> bool:
-        """Open the file. Return True if the file exists. Raises StoreMismatch: see `check`."""
+        """Open the file. Return True if the file exists and has content. Remove an empty file.
+        Raises StoreMismatch: see `check`."""
         if self.check():
             self._fd = disk.open(self.path, (os.O_RDONLY if is_read_only else os.O_RDWR) | os.O_CLOEXEC)
+        elif not is_read_only:
+            disk.remove(self.path, missing_ok=True)
         return self._fd >= 0
 
     def slot(self, time_ms: int) -> Slot | None:
