@@ -116,7 +116,7 @@ async def test_messages_that_were_delivered_before_are_left_out_and_no_longer_co
     fill(stand, *"abc")
     stand.state.left_out = {1}
     stand.state.master_progress = TimerCheckpoint(last_read_time_ms=DUE_MS + 1, master_timer_queue_offset=1)
-    stand.state.is_progress_from_peer = True
+    stand.state.counts_delivered = True
     stand.clock.ms += 510
     await stand.deliver()
     assert stand.bodies() == [b"c"]

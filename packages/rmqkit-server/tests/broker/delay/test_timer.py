@@ -185,6 +185,35 @@ async def test_when_the_clock_is_set_back_nothing_comes_early_or_twice(tmp_path,
             await waits_until_its_time(one)
 
 
+@pytest.mark.parametrize("ends", [None, "stopped", "killed"])
+async def test_a_message_is_not_repeated_after_the_clock_was_set_back_twice(tmp_path, ends):
+    """The broker stops or is killed in the repeated seconds, or is not stopped."""
+    clock, root = StandingClock(NOW_MS), tmp_path / "store"
+    async with timed(root, clock=clock, killed=ends == "killed") as one:
+        one.at(40_000, b"1")
+        await one.on_wheel(1)
+        await one.pass_ms(60_000)
+        for back_ms in (30_000, 40_000):
+            one.clock.ms -= back_ms
+            await one.until(lambda: one.timer.state.read_ms == one.clock.ms)
+            one.at(55_000, b"after %d" % back_ms)
+            await one.on_wheel()
+        await one.flushed()
+        if ends is None:
+            await passes_all(one)
+    if ends is not None:
+        async with timed(root.with_name("killed") if ends == "killed" else root, clock=clock) as one:
+            await passes_all(one)
+
+
+async def passes_all(one):
+    await one.pass_ms(50_000)
+    await one.pass_ms(50_000)
+    await one.until(lambda: len(one.bodies()) >= 3)
+    assert one.bodies() == [b"1", b"after 40000", b"after 30000"]
+    assert one.timer.pending == 0
+
+
 async def waits_until_its_time(one):
     one.at(30_000, b"2")
     await one.on_wheel(2)

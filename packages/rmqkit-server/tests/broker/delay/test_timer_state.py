@@ -210,14 +210,28 @@ async def test_a_clock_that_was_set_back_repeats_only_delivered_seconds(back_ms,
         stand.keep(NOW_MS + 500)
     state.read_up_to(3)
     state.is_changed = False
-    state.is_progress_from_peer = True
+    state.counts_delivered = True
     state.begin_second(NOW_MS + 20, is_follower=False)
     assert state.step_back(NOW_MS + 20 - back_ms) is repeats
     assert (state.read_ms, state.write_ms) == (read_ms, NOW_MS + 20 - back_ms)
-    assert (state.is_changed, state.is_progress_from_peer) == (repeats, not repeats)
+    assert (state.is_changed, state.counts_delivered) == (repeats, not repeats)
     assert state.was_delivered(NOW_MS - 10, 2) is repeats
     assert not state.was_delivered(NOW_MS, 2)
     assert not state.was_delivered(NOW_MS - 10, 3)
+
+
+async def test_with_many_steps_of_the_clock_the_newest_sixteen_are_remembered(stand):
+    state = stand.state
+    for step in range(18):
+        stand.keep(NOW_MS + 500)
+        state.read_up_to(step + 1)
+        state.read_ms = state.write_ms = NOW_MS - step * 100
+        for _ in range(2):  # the second call changes nothing
+            state.keep_delivered()
+    assert state.delivered_before == tuple((NOW_MS - step * 100, step + 1) for step in range(2, 18))
+    state.read_ms = state.write_ms = NOW_MS - 50
+    state.keep_delivered()
+    assert state.delivered_before == ((NOW_MS - 50, 18),)
 
 
 async def test_a_clock_that_was_not_set_back_is_a_mistake_of_the_caller(stand):
@@ -245,7 +259,7 @@ async def test_the_progress_of_another_member_is_adopted_unless_it_is_older_or_e
     state.master_progress = TimerCheckpoint(last_read_time_ms=1, data_version=DataVersion(timestamp=5))
     progress = TimerCheckpoint(last_read_time_ms=read_ms, data_version=DataVersion(timestamp=timestamp))
     stand.timer.merge_forward(progress)
-    assert (state.master_progress == progress, state.is_progress_from_peer) == (is_adopted, is_adopted)
+    assert (state.master_progress == progress, state.counts_delivered) == (is_adopted, is_adopted)
 
 
 @pytest.mark.parametrize(("offset", "is_changed"), [(0, False), (1, True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 
 import pytest
 from hypothesis import given
@@ -10,11 +11,17 @@ from hypothesis import strategies as st
 
 from rmqkit.errors import StoreMismatch
 from rmqkit.protocol.properties import java_hash
-from rmqkit.protocol.schemas.brokers import TimerCheckpoint
+from rmqkit.protocol.schemas.brokers import TimerCheckpoint, encode_timer_checkpoint
 from rmqkit.store.log.checkpoint import Checkpoint
 from rmqkit.store.timer import check as timer_check
 from rmqkit.store.timer.check import Damage
-from rmqkit.store.timer.files import CHECKPOINT_FILE_BYTES, TimerFiles, load_timer_checkpoint, save_timer_checkpoint
+from rmqkit.store.timer.files import (
+    CHECKPOINT_FILE_BYTES,
+    TimerFiles,
+    load_delivered_before,
+    load_timer_checkpoint,
+    save_timer_checkpoint,
+)
 from rmqkit.store.timer.log import DELETE, NONE, UNIT_BYTES, Unit
 from rmqkit.store.timer.wheel import SLOT_COUNT, WHEEL_BYTES, Slot, TimerWheel
 from rmqkit.system import disk as system_disk
@@ -93,6 +100,37 @@ def test_a_checkpoint_is_written_as_it_is_read(tmp_path):
     save_timer_checkpoint(tmp_path / "config" / "timercheck", load_timer_checkpoint(golden))
     assert (tmp_path / "config" / "timercheck").read_bytes() == golden.read_bytes()
     assert golden.stat().st_size == CHECKPOINT_FILE_BYTES
+
+
+def test_pairs_of_delivered_times_follow_the_checkpoint(tmp_path):
+    path, known = tmp_path / "timercheck", TimerCheckpoint(last_read_time_ms=5)
+    save_timer_checkpoint(path, known, ((9, 1), (7, 2)))
+    stored = path.read_bytes()
+    assert stored[:56] == encode_timer_checkpoint(known)
+    assert stored[56:60] + stored[64:96] == struct.pack(">i4q", 2, 9, 1, 7, 2)
+    assert (len(stored), stored[96:]) == (CHECKPOINT_FILE_BYTES, bytes(4000))
+    assert load_delivered_before(path) == ((9, 1), (7, 2))
+    save_timer_checkpoint(path, known)
+    assert load_delivered_before(path) == ()
+
+
+@pytest.mark.parametrize("at", [56, 59, 60, 64, 80, 95])
+def test_damaged_pairs_of_delivered_times_are_left_out(tmp_path, at, caplog):
+    path = tmp_path / "timercheck"
+    save_timer_checkpoint(path, TimerCheckpoint(last_read_time_ms=5), ((9, 1), (7, 2)))
+    stored = bytearray(path.read_bytes())
+    stored[at] ^= 0x81
+    path.write_bytes(stored)
+    assert load_delivered_before(path) == ()
+    assert str(path) in caplog.text
+    assert load_timer_checkpoint(path).last_read_time_ms == 5
+
+
+@pytest.mark.parametrize("size", [56, 59, 63])
+def test_a_checkpoint_without_room_for_pairs_has_no_pairs(tmp_path, size):
+    path = tmp_path / "timercheck"
+    path.write_bytes(bytes(size))
+    assert load_delivered_before(path) == ()
 
 
 @pytest.mark.parametrize("size", [0, 1, 55])
@@ -382,7 +420,7 @@ def test_a_sync_refused_after_a_start_or_a_cut_is_repeated(tmp_path, is_cut):
     files.add([unit(1, 0), unit(2, 1)])
     flush(files, queue_offset=2)
     if is_cut:
-        files.start_over(files.checkpoint)
+        files.start_over(files.checkpoint, ())
     files.close()
     again = files_in(tmp_path)
     again.load()

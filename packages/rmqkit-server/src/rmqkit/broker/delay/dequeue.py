@@ -316,7 +316,7 @@ class Dequeue:
             self._end_second()
 
     def _left_out(self, due: _Due, position: int) -> int | None:
-        """Return the topic hash of a unit if its record is deleted or damaged, or was delivered by another broker.
+        """Return the topic hash of a unit if its record is deleted or damaged, or was delivered before but is counted.
         Otherwise return None."""
         state = self._state
         unit = state.files.log.unit(position)
@@ -325,7 +325,7 @@ class Dequeue:
         )
         if unit is not None:
             self._changed.discard(unit.physical_offset)
-        if unit is not None and state.is_progress_from_peer and not is_left_out:
+        if unit is not None and state.counts_delivered and not is_left_out:
             record = state.record(unit.physical_offset, unit.size)
             is_left_out = record is not None and state.was_delivered(due.time_ms, record.queue_offset)
         return unit.topic_hash if unit is not None and is_left_out else None

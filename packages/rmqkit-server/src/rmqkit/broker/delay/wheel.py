@@ -6,6 +6,8 @@ read time           the next second to deliver
 write time          the second that has begun. Messages for earlier seconds are due immediately
 master progress     a checkpoint: messages before its queue offset and read time were already delivered. This broker
                     delivered them before its start, or another broker of the same name delivered them
+delivered before    pairs of a time and a queue offset: messages before both were delivered, although the read time is
+                    earlier, because the clock was set back
 ==================  =====================================================================================
 
 A slave requests its master's progress every few seconds (GET_TIMER_CHECK_POINT) and puts the messages of the master's
@@ -55,7 +57,7 @@ from rmqkit.store.files import JsonFile
 from rmqkit.store.message_store import MessageStore
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.timer.check import Waiting
-from rmqkit.store.timer.files import TimerFiles, UnitsLost
+from rmqkit.store.timer.files import DELIVERED_BEFORE_MAX, DeliveredBefore, TimerFiles, UnitsLost
 from rmqkit.store.timer.log import DELETE, NONE, PLAIN, ROLL, Unit
 
 __all__ = ["INTEGER", "Broken", "Enqueue", "Late", "TimerState"]
@@ -84,7 +86,10 @@ class TimerState:
 
     Attributes:
         queue_offset, read_ms, write_ms, master_progress: the positions of the table at the top of the module.
-        is_progress_from_peer: True if ``master_progress`` covers messages on this wheel that another broker delivered.
+        counts_delivered: True if ``metrics`` may count messages on this wheel that were delivered: another broker
+            delivered them, or they were counted again after the clock was set back.
+        delivered_before: the pairs of the table at the top of the module. The queue offsets increase, and the times
+            decrease.
         left_out: the queue offsets of the timer topic to skip (`rmqkit.broker.delay.survey`).
         needs_survey: True if the topic is read again, and a survey has to find the messages to skip first.
         metrics: the numbers of waiting messages by topic.
@@ -109,8 +114,9 @@ class TimerState:
         self.metrics = TimerMetrics()
         self.master_progress = TimerCheckpoint()
         self.queue_offset = self.read_ms = self.write_ms = 0
-        self.is_changed = self.is_progress_from_peer = self.needs_survey = False
+        self.is_changed = self.counts_delivered = self.needs_survey = False
         self.left_out: set[int] = set()
+        self.delivered_before: DeliveredBefore = ()
         self._done_before = TimerCheckpoint()
         self._broken_ms = -1
         self.enqueued: Counter[str] = Counter()
@@ -135,7 +141,7 @@ class TimerState:
         total = sum(one.count for one in self.metrics.timing_count.values())
         self.queue_offset = files.recover(self._number_of, total=total)
         known = self.master_progress = files.checkpoint
-        self.read_ms = known.last_read_time_ms
+        self.read_ms, self.delivered_before = known.last_read_time_ms, files.delivered_before
         dealt_with = max(known.last_timer_queue_offset, known.master_timer_queue_offset)
         if self.queue_offset < dealt_with:  # also true if an earlier start was killed before it had read the topic
             self._done_before = known
@@ -144,6 +150,7 @@ class TimerState:
             self.metrics.timing_count.clear()
         elif files.waiting is not None and files.waiting.total != total:
             self._recount(files.waiting)
+            self.counts_delivered = bool(self.delivered_before)
         if files.fault and not files.is_lost:
             pending = 0 if files.waiting is None else files.waiting.total
             _log.warning("timer wheel: %s: rebuilt from the timer log, %d messages pending", files.fault, pending)
@@ -188,7 +195,7 @@ class TimerState:
         # Remember the read time, so that it causes only one rebuild: damage in the topic would cause endless rebuilds.
         known, self._broken_ms = self.checkpoint(is_follower=False), self.read_ms
         _log.warning("timer log and wheel: %s: reading the timer topic from its start", why)
-        self.files.start_over(known)
+        self.files.start_over(known, self.delivered_before)
         self._done_before = self.files.checkpoint
         self.metrics.timing_count.clear()
         self.queue_offset, self.is_changed, self.needs_survey = 0, True, True
@@ -259,9 +266,18 @@ class TimerState:
         self.write_ms = now_ms
         if now_ms >= self.read_ms:
             return False
-        self.keep_progress()  # before the read time changes
-        self.read_ms, self.is_changed, self.is_progress_from_peer = now_ms, True, False
+        self.keep_delivered()  # before the read time changes
+        self.read_ms, self.is_changed, self.counts_delivered = now_ms, True, False
         return True
+
+    def keep_delivered(self) -> None:
+        """Remember which messages were delivered until now, because the read time may move backwards."""
+        known = self.checkpoint(is_follower=False)
+        time_ms, queue_offset = known.last_read_time_ms, known.master_timer_queue_offset
+        later = [one for one in self.delivered_before if one[0] > time_ms or one[1] > queue_offset]
+        if all(one[0] < time_ms or one[1] < queue_offset for one in later):
+            later.append((time_ms, queue_offset))
+        self.delivered_before = tuple(later[-DELIVERED_BEFORE_MAX:])
 
     def keep_progress(self) -> None:
         """Set the master's progress to this broker's progress, so that delivered messages are skipped."""
@@ -276,20 +292,22 @@ class TimerState:
         """Skip messages that another member of this group has delivered, unless the other state is older."""
         own = self.master_progress
         if progress.data_version.timestamp >= own.data_version.timestamp and progress.last_read_time_ms:
-            self.master_progress, self.is_progress_from_peer = progress, True
+            self.master_progress, self.counts_delivered = progress, True
 
     def floor(self, ms: int) -> int:
         return ms - ms % self.precision_ms
 
     def was_delivered(self, time_ms: int, queue_offset: int) -> bool:
-        """Return True if a message of the timer topic was delivered according to the master's progress, or before the
-        files were rebuilt."""
+        """Return True if a message of the timer topic was delivered according to the master's progress, before the
+        files were rebuilt, or before the clock was set back."""
         progress, before = self.master_progress, self._done_before
         # Compare time and offset: a message after the offset may be for an earlier second, and a message before the
         # offset for a later second.
-        return (time_ms < progress.last_read_time_ms and queue_offset < progress.master_timer_queue_offset) or (
+        if (time_ms < progress.last_read_time_ms and queue_offset < progress.master_timer_queue_offset) or (
             time_ms < before.last_read_time_ms and queue_offset < before.master_timer_queue_offset
-        )
+        ):
+            return True
+        return any(time_ms < before_ms and queue_offset < end_offset for before_ms, end_offset in self.delivered_before)
 
     def count(self, topics: Counter[str], weight: int = 1) -> None:
         """Add messages to the counts of waiting messages by topic. ``weight`` -1: subtract them."""
@@ -382,7 +400,8 @@ class TimerState:
         checkpoint = self.checkpoint(is_follower=is_follower)
         if not is_follower:
             checkpoint.data_version.advance(self._clock.now_ms())
-        self.files.take(checkpoint)
+        # The read time alone shows the delivery of all messages before it.
+        self.files.take(checkpoint, tuple([one for one in self.delivered_before if one[0] > self.read_ms]))
         # The deliveries that this state covers are before the current end of the log. They must be on the disk first.
         self._taken_end = self._store.max_physical_offset
         counts = {topic: msgspec.structs.replace(one) for topic, one in self.metrics.timing_count.items()}

@@ -41,7 +41,7 @@ from rmqkit.store.offline.findings import Kind, Report, common_length, entries_o
 from rmqkit.store.offline.journal_check import check_journals
 from rmqkit.store.settings import StoreSettings
 from rmqkit.store.timer.check import Damage
-from rmqkit.store.timer.files import TimerFiles, checkpoint_fault, load_timer_checkpoint
+from rmqkit.store.timer.files import TimerFiles, checkpoint_fault, load_delivered_before, load_timer_checkpoint
 from rmqkit.store.timer.log import DELETE, PLAIN, ROLL, Unit
 from rmqkit.store.timer.wheel import WHEEL_BYTES
 
@@ -235,7 +235,8 @@ def mend_timer_files(root: Path, settings: StoreSettings | None, *, is_reset: bo
     try:
         files.log.queue.check()
     except StoreMismatch:
-        files.start_over(load_timer_checkpoint(root / "config" / "timercheck"))
+        checkpoint = root / "config" / "timercheck"
+        files.start_over(load_timer_checkpoint(checkpoint), load_delivered_before(checkpoint))
         for path in entries_of(folder):
             path.unlink()
         return
@@ -247,7 +248,7 @@ def mend_timer_files(root: Path, settings: StoreSettings | None, *, is_reset: bo
             files.wheel.take()
             files.wheel.write()
         elif damage is Damage.LOG or is_reset:
-            files.start_over(files.checkpoint)
+            files.start_over(files.checkpoint, files.delivered_before)
             files.log.sync()
     finally:
         files.close()

@@ -4,7 +4,8 @@
 ``timerlog/``            a unit per message, `rmqkit.store.timer.log`
 ``timerwheel``           the last unit of every second, `rmqkit.store.timer.wheel`
 ``config/timercheck``    56 bytes (`protocol.schemas.brokers`) in a file of 4096: the next second to deliver, the
-                         flushed end of the log, the next message of the timer topic to put on the wheel
+                         flushed end of the log, the next message of the timer topic to put on the wheel. Then
+                         `DeliveredBefore`, which only rmqkit reads
 =======================  =============================================================================================
 
 Every flush writes log, wheel and checkpoint, in this order. It writes only units with durable records
@@ -21,6 +22,14 @@ masterTimerQueueOf…   unchanged: messages before it are completed if their
 lastReadTimeMs        time is before this value, which is unchanged, too
 ====================  ====================================================
 
+After a clock was set back, the read time alone does not show which messages were delivered. So ``config/timercheck``
+also has up to `DELIVERED_BEFORE_MAX` pairs of a time and a queue offset. Messages before both were delivered::
+
+    at  size  field
+    56     4  number of pairs, 0 in the files of RocketMQ
+    60     4  CRC-32 of the pairs
+    64    16  each pair: time in ms, queue offset of the timer topic
+
 Use this module only in the owner thread of the store, except for `write`. Source: store.md §18.5, §18.6.
 """
 
@@ -28,6 +37,8 @@ from __future__ import annotations
 
 import logging
 import os
+import struct
+import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -48,9 +59,12 @@ from rmqkit.system import disk
 
 __all__ = [
     "CHECKPOINT_FILE_BYTES",
+    "DELIVERED_BEFORE_MAX",
+    "DeliveredBefore",
     "TimerFiles",
     "UnitsLost",
     "checkpoint_fault",
+    "load_delivered_before",
     "load_timer_checkpoint",
     "save_timer_checkpoint",
 ]
@@ -60,6 +74,15 @@ _AHEAD_MS_MAX = 60_000
 """Maximum time by which the read time may be later than the checkpoint. A clock that was set back causes such a
 difference.
 """
+DELIVERED_BEFORE_MAX = 16
+"""Maximum number of pairs. With more steps of the clock, messages from before the first steps are repeated."""
+_PAIRS_HEAD = struct.Struct(">iI")
+_PAIR = struct.Struct(">qq")
+_PAIRS_BYTES_MAX = _PAIRS_HEAD.size + DELIVERED_BEFORE_MAX * _PAIR.size
+assert TIMER_CHECKPOINT_BYTES + _PAIRS_BYTES_MAX <= 512, "a sector contains the checkpoint and all pairs"
+
+DeliveredBefore = tuple[tuple[int, int], ...]
+"""Pairs of a time in ms and a queue offset of the timer topic: messages before both were delivered."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +92,7 @@ class TimerFiles:
 
     Attributes:
         checkpoint: the checkpoint of the last `load` or `write`.
+        delivered_before: the pairs of the last `load` or `write`.
         is_lost: whether messages before the checkpoint's queue offset may be missing on the wheel.
         fault: the fault that `recover` found; empty without a fault.
         waiting: the waiting messages according to the log, if `recover` read the whole log.
@@ -78,17 +102,19 @@ class TimerFiles:
         self.log = TimerLog(root, log_file_bytes)
         self.wheel = TimerWheel(root / "timerwheel", precision_ms)
         self.checkpoint = TimerCheckpoint()
+        self.delivered_before: DeliveredBefore = ()
         self.is_lost = False
         self.fault = ""
         self.waiting: Waiting | None = None
         self._precision_ms = precision_ms
         self._path = root / "config" / "timercheck"
-        self._taken: TimerCheckpoint | None = None
+        self._taken: tuple[TimerCheckpoint, DeliveredBefore] | None = None
         self._has_wheel = False
 
     def load(self, *, is_read_only: bool = False) -> None:
         """Open the existing files. Raises StoreMismatch: a file has the wrong length."""
         self.checkpoint = load_timer_checkpoint(self._path)
+        self.delivered_before = load_delivered_before(self._path)
         self.log.queue.load()
         for file in self.log.queue.files if is_read_only else ():
             file.open_read_only()
@@ -109,7 +135,7 @@ class TimerFiles:
         damage, self.fault = self.check(total)
         self.is_lost = damage is Damage.LOG
         if self.is_lost:
-            self.start_over(self.checkpoint)
+            self.start_over(self.checkpoint, self.delivered_before)
             _log.warning("timer log and wheel: %s: reading the timer topic from its start", self.fault)
             return 0
         if damage is Damage.WHEEL:
@@ -167,9 +193,9 @@ class TimerFiles:
         for slot in self.waiting.slots.values():
             self.wheel.put(slot)
 
-    def start_over(self, known: TimerCheckpoint) -> None:
+    def start_over(self, known: TimerCheckpoint, delivered_before: DeliveredBefore) -> None:
         """Empty the log and the wheel. After that, all messages of the timer topic that are not completed according to
-        a checkpoint are put on the wheel again. Raises OSError: a file cannot be written."""
+        a checkpoint and pairs are put on the wheel again. Raises OSError: a file cannot be written."""
         assert self._taken is None, "write() has finished"
         checkpoint = msgspec.structs.replace(
             known,
@@ -177,8 +203,9 @@ class TimerFiles:
             last_timer_queue_offset=0,
             master_timer_queue_offset=max(known.last_timer_queue_offset, known.master_timer_queue_offset),
         )
-        save_timer_checkpoint(self._path, checkpoint)  # first: a kill afterwards only repeats work
-        self.checkpoint = checkpoint
+        # Write the checkpoint first: a kill afterwards only repeats work.
+        save_timer_checkpoint(self._path, checkpoint, delivered_before)
+        self.checkpoint, self.delivered_before = checkpoint, delivered_before
         self.wheel.clear()
         if self.log.queue.files:
             self.log.truncate(max(self.log.queue.min_offset, 0))
@@ -209,7 +236,7 @@ class TimerFiles:
             wheel.put(slot)
         return len(linked)
 
-    def take(self, checkpoint: TimerCheckpoint) -> None:
+    def take(self, checkpoint: TimerCheckpoint, delivered_before: DeliveredBefore = ()) -> None:
         """Take a snapshot of the wheel and the progress of the timer for the next `write`.
         Raises OSError: a file cannot be written, and no snapshot was taken."""
         assert self._taken is None, "write() has finished"
@@ -220,7 +247,8 @@ class TimerFiles:
         self.wheel.take()
         # Use the present end: `write` may miss units that the owner adds while `write` runs, so the checkpoint must not
         # include them.
-        self._taken = msgspec.structs.replace(checkpoint, last_timer_log_flush_position=self.log.end)
+        taken = msgspec.structs.replace(checkpoint, last_timer_log_flush_position=self.log.end)
+        self._taken = taken, delivered_before
 
     @property
     def has_taken(self) -> bool:
@@ -239,8 +267,9 @@ class TimerFiles:
             self._taken = None
             raise
         self.wheel.write()
-        save_timer_checkpoint(self._path, self._taken)
-        self.checkpoint, self._taken = self._taken, None
+        checkpoint, delivered_before = self._taken
+        save_timer_checkpoint(self._path, checkpoint, delivered_before)
+        self.checkpoint, self.delivered_before, self._taken = checkpoint, delivered_before, None
 
     def close(self) -> None:
         self.log.close()
@@ -300,17 +329,34 @@ def checkpoint_fault(known: TimerCheckpoint) -> str:
     return ""
 
 
-def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint) -> None:
-    """Write and sync a checkpoint. Raises OSError: the write failed."""
+def load_delivered_before(path: Path) -> DeliveredBefore:
+    """Return the pairs in the file of a checkpoint. Return no pairs if the file is missing or the CRC is wrong."""
+    try:
+        stored = disk.read_file(path)[TIMER_CHECKPOINT_BYTES:][:_PAIRS_BYTES_MAX]
+    except FileNotFoundError:
+        return ()
+    count, crc = _PAIRS_HEAD.unpack_from(stored) if len(stored) >= _PAIRS_HEAD.size else (0, 0)
+    pairs = stored[_PAIRS_HEAD.size :][: max(count, 0) * _PAIR.size]
+    if len(pairs) != count * _PAIR.size or zlib.crc32(pairs) != crc:
+        _log.warning("%s: the %d pairs of delivered times have a wrong CRC: messages may be repeated", path, count)
+        return ()
+    return tuple(_PAIR.iter_unpack(pairs))
+
+
+def save_timer_checkpoint(path: Path, checkpoint: TimerCheckpoint, delivered_before: DeliveredBefore = ()) -> None:
+    """Write and sync a checkpoint and pairs. Raises OSError: the write failed."""
+    assert len(delivered_before) <= DELIVERED_BEFORE_MAX, "a sector contains the checkpoint and all pairs"
+    pairs = b"".join([_PAIR.pack(*one) for one in delivered_before])
+    head = _PAIRS_HEAD.pack(len(delivered_before), zlib.crc32(pairs))
     is_new = not disk.exists(path)
     make_directory(path.parent)
-    # Write in place, without a rename: the 56 bytes are in one sector, which is written completely, and the name then
+    # Write in place, without a rename: the bytes are in one sector, which is written completely, and the name then
     # needs no sync every second.
     descriptor = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if disk.size_of(descriptor) != CHECKPOINT_FILE_BYTES:
             disk.truncate(descriptor, CHECKPOINT_FILE_BYTES)
-        disk.write_all(descriptor, encode_timer_checkpoint(checkpoint), 0)
+        disk.write_all(descriptor, encode_timer_checkpoint(checkpoint) + head + pairs, 0)
         disk.sync_data(descriptor)
     finally:
         disk.close(descriptor)
