@@ -199,6 +199,9 @@ async def test_messages_that_retention_deleted_are_passed_over(stand, monkeypatc
     for offset, clamped in ((0, 2), (2, 2), (3, 3), (9, 4)):
         stand.state.queue_offset = offset
         assert (stand.state.clamp(), stand.state.queue_offset) == (4, clamped)
+    stand.state.delivered_before = ((NOW_MS + 10, 3), (NOW_MS, 5))
+    stand.state.clamp()
+    assert stand.state.delivered_before == ((NOW_MS + 10, 3), (NOW_MS, 4))
 
 
 @pytest.mark.parametrize(
@@ -218,6 +221,29 @@ async def test_a_clock_that_was_set_back_repeats_only_delivered_seconds(back_ms,
     assert state.was_delivered(NOW_MS - 10, 2) is repeats
     assert not state.was_delivered(NOW_MS, 2)
     assert not state.was_delivered(NOW_MS - 10, 3)
+
+
+@pytest.mark.parametrize(("back_slots", "reaches"), [(0, True), (604_740, True), (604_741, False)])
+async def test_the_read_time_moves_back_by_at_most_seven_days(back_slots, reaches, stand):
+    time_ms = NOW_MS - back_slots * STEP_MS
+    assert stand.state.reach_back(time_ms) is reaches
+    assert stand.state.read_ms == (time_ms if reaches else NOW_MS)
+    stand.state.read_ms = NOW_MS - 604_740 * STEP_MS
+    assert stand.state.reach_back(NOW_MS)
+    assert stand.state.read_ms == NOW_MS - 604_740 * STEP_MS
+
+
+@pytest.mark.parametrize(("ahead_ms", "read_ms"), [(-10, -10), (0, 0), (10, 0)])
+async def test_a_start_moves_the_read_time_only_back_and_remembers_it(ahead_ms, read_ms, stand):
+    state = stand.state
+    stand.keep(NOW_MS + 500)
+    state.read_up_to(1)
+    stand.clock.ms += ahead_ms
+    state.begin()
+    assert state.read_ms == state.write_ms == NOW_MS + read_ms
+    assert state.was_delivered(NOW_MS - 10, 0)
+    assert not state.was_delivered(NOW_MS, 0)
+    assert not state.was_delivered(NOW_MS - 10, 1)
 
 
 async def test_with_many_steps_of_the_clock_the_newest_sixteen_are_remembered(stand):

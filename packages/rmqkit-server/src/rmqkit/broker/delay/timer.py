@@ -18,7 +18,8 @@ slave that acts for its master  fills the wheel and delivers to the masters of o
 
 The state is written every ``timerFlushIntervalMs``, and only after the records that it covers: a crash repeats
 deliveries, but loses none. A broker without timed messages writes no state. A refused message is retried after 500 ms.
-If the wall clock is set back, the timer repeats these seconds. (The reference delivers their messages immediately.)
+If the wall clock is set back, the timer repeats these seconds without the messages that it delivered in them. (The
+reference delivers new messages for these seconds immediately.)
 Use this module only on the event loop. Source: behaviour.md §3.4, §9.3, §10.5; store.md §18.2 to §18.6.
 """
 
@@ -353,7 +354,7 @@ class Timer:
         """Start to fill the wheel and to deliver, here or to other brokers. Overdue messages are delivered first."""
         self._destination.remote_put, self.is_follower = remote_put, False
         self.enqueue.late = Late.PUT if remote_put is None else Late.NEXT
-        self.state.place()
+        self.state.begin()
         if remote_put is not None:  # the newer version makes the returning master adopt this progress
             self.state.files.checkpoint.data_version.advance(self._clock.now_ms())
         self.dequeue.begin()

@@ -21,7 +21,8 @@ together, and writes the timer log once per chunk.
 =================================  ===========================================================================
 a message of the timer topic       action
 =================================  ===========================================================================
-its second is already over         the action of `Late`. A marker is dropped
+its second is already over         the action of `Late`. A marker is dropped. After a start, the read time of a master
+                                   moves back to this second, because a kill may have lost a step back of the clock
 more than the roll window ahead    rolled: put on the wheel at an earlier time. At this time the message is stored in
                                    the timer topic again. The window ends before the log file of a message may be
                                    deleted (`roll_window_slots`)
@@ -221,14 +222,20 @@ class TimerState:
         if read_ms <= 0 and not self.files.log.end:
             read_ms = now_ms
         # A timer that was off for longer than seven days begins seven days back, as in the reference.
-        self.read_ms = max(read_ms, now_ms - _READ_BACK_SLOTS_MAX * self.precision_ms)
+        self.read_ms = max(read_ms, self._earliest_read_ms)
         self.write_ms = self.read_ms if now_ms - self.read_ms < self.window_ms else now_ms
         assert self.read_ms <= self.write_ms, "the read time is never after the write time"
 
+    @property
+    def _earliest_read_ms(self) -> int:
+        return self.floor(self._clock.now_ms()) - _READ_BACK_SLOTS_MAX * self.precision_ms
+
     def clamp(self) -> int:
-        """Move the queue offset into the range of the timer topic's queue. Return the end of the queue."""
+        """Move the offsets into the range of the timer topic's queue. Return the end of the queue."""
         low, high = self._store.min_offset(TIMER_TOPIC, 0), self._store.max_offset(TIMER_TOPIC, 0)
         self.queue_offset = min(max(self.queue_offset, low), high)
+        # If the log was cut, other messages get the offsets after the end.
+        self.delivered_before = tuple([(time_ms, min(end, high)) for time_ms, end in self.delivered_before])
         assert 0 <= self.queue_offset <= high, "the queue offset is inside the queue"
         return high
 
@@ -256,6 +263,23 @@ class TimerState:
         self.write_ms = max(self.write_ms, time_ms)
         # A follower has the read time of its master, and the master's clock may be ahead.
         assert is_follower or self.read_ms <= self.write_ms, "the read time is never after the write time"
+
+    def begin(self) -> None:
+        """Start to deliver where the delivery stopped, or at the present time if the clock is earlier."""
+        self.place()
+        self.keep_delivered()  # before the read time changes
+        now_ms = self.floor(self._clock.now_ms())
+        if now_ms < self.read_ms:
+            _log.warning("the clock, %d, is before %d: timed messages wait again", now_ms, self.read_ms)
+            self.read_ms = self.write_ms = now_ms
+
+    def reach_back(self, time_ms: int) -> bool:
+        """Move the read time back to the second of a message that was stored before the start and not delivered.
+        Return False if this second is too long ago."""
+        if time_ms < self._earliest_read_ms:
+            return False
+        self.read_ms = min(self.read_ms, time_ms)
+        return True
 
     def step_back(self, now_ms: int) -> bool:
         """Continue from the time to which the wall clock was set back. Return True if seconds are repeated.
@@ -441,7 +465,7 @@ class Enqueue:
     Attributes:
         late: the action for messages whose second is over.
         is_catching_up: True after a start, until the messages from before it are on the wheel. Nothing is delivered
-            meanwhile. So a message is late only if its second was delivered.
+            meanwhile. So every message of the last seven days is put on the wheel, also if its second was delivered.
     """
 
     def __init__(
@@ -493,7 +517,8 @@ class Enqueue:
         late_before_ms = state.read_ms if self.is_catching_up else state.write_ms
         if time_ms < late_before_ms and self.late is Late.NEXT:
             time_ms = state.write_ms
-        if time_ms < late_before_ms and self.late is Late.PUT:
+        is_put = time_ms < late_before_ms and self.late is Late.PUT
+        if is_put and not (self.is_catching_up and state.reach_back(time_ms)):
             # First put the earlier messages on the wheel and move the position: if this message is refused, a retry
             # must not put the earlier messages on the wheel again.
             self._add()
