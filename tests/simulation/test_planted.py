@@ -9,11 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.simulation.planted import PLANTED
 
 _ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_each_planted_fault_is_found_for_the_right_reason_and_its_run_without_it_is_sound() -> None:
     """All runs are in one process: the hash seed of this one is not 0, and the imports cost as much as a run."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.simulation.planted", "--known"]
