@@ -470,6 +470,26 @@ def test_half_messages_that_nobody_committed_are_rolled_back_when_asked(
     sink.check(0, 1)
 
 
+def test_a_decision_is_found_after_the_ledgers_broker_was_away(
+    broker: Standalone, sinks: Callable[..., Sink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tasks stage nothing in a decided batch, so its second commit has no rows, like the commit of an empty batch."""
+    sink = sinks(broker, "away")
+    staged = sink.write(0)
+    dying(sink.processes[0], 7)
+    with pytest.raises(Killed):
+        sink.writer.commit(list(staged), 0)
+    ledger = sink.start()._ledger
+    again = sink.write(0)
+    assert not any(one.halves for one in again)
+    found = ledger._find_home
+    homes = [None, None]
+    monkeypatch.setattr(ledger, "_find_home", lambda *args: homes.pop() if homes else found(*args))
+    sink.writer.commit(list(again), 0)
+    assert not homes
+    sink.check(0)
+
+
 def test_a_process_that_has_nothing_to_do_can_be_asked(broker: Standalone, sinks: Callable[..., Sink]) -> None:
     """A query that is over may leave a decided batch, which any process of the group finishes when it is asked."""
     sink = sinks(broker, "idle")

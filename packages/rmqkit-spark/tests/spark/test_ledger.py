@@ -93,6 +93,12 @@ def test_an_abort_is_dated_and_the_end_is_the_end() -> None:
     assert (now.aborted_ms, now.is_done) == (5, True)
 
 
+def test_an_abort_after_the_decision_has_no_effect() -> None:
+    entries = ledger((5, Entry(Kind.ABORTED, BATCH)), (7, decision("a", 1)), (9, Entry(Kind.ABORTED, BATCH)))
+    now = progress(entries, BATCH, LEASE_MS)
+    assert (now.is_decided, now.aborted_ms) == (True, entries[0].born_ms)
+
+
 def test_the_newest_abort_counts() -> None:
     entries = ledger(*((at, Entry(Kind.ABORTED, BATCH)) for at in (5, 9, 7)))
     assert progress(entries, BATCH, LEASE_MS).aborted_ms == 9

@@ -134,9 +134,13 @@ class ExactlyOnce:
 
     def _commit(self, batch: Batch, pieces: Sequence[bytes]) -> None:
         before = self._ledger.progress(batch)
+        halves = [half for piece in pieces for half in unpack_halves(piece)]
+        if not halves and not before.is_known:
+            # Tasks stage nothing in a decided batch. While the ledger's broker is away, the decision is not known.
+            self._ledger.reach(batch)
+            before = self._ledger.progress(batch)
         if before.is_done:
             return
-        halves = [half for piece in pieces for half in unpack_halves(piece)]
         # Spark repeats a decided batch: the half messages of the decision are committed. A commit of the newly staged
         # half messages would create a second message for each row.
         if before.is_decided and not before.gone:

@@ -170,8 +170,10 @@ def progress(entries: Iterable[Written], batch: Batch, lease_ms: int) -> Progres
             now.is_past |= entry.batch.batch_id > batch.batch_id and entry.kind in (Kind.DECISION, Kind.DONE)
         elif entry.kind is Kind.DONE:
             now.is_done = True
+        # A driver writes this entry after a decision if it cannot read the decision.
         elif entry.kind is Kind.ABORTED:
-            now.aborted_ms = max(now.aborted_ms, written.born_ms)
+            if not now.is_decided:
+                now.aborted_ms = max(now.aborted_ms, written.born_ms)
         elif entry.kind is Kind.GONE:
             now.gone = frozenset(entry.rows)
         elif entry.kind is Kind.DECISION:

@@ -65,12 +65,22 @@ class LedgerTopic:
             keys=[f"{entry.batch.sink_id}/{entry.batch.batch_id}"],
         )
         with self._lock:
-            home = self._find_home() or self._make_home(entry.batch)
-            self._note_home(home, entry.batch)
+            home = self._reached(entry.batch)
             offset = self._producer.send_one(message, home).queue_offset
             self._read_on(offset)
             assert offset < self._high, "a new entry was read back"
         return offset
+
+    def reach(self, batch: Batch) -> None:
+        """Wait until the ledger can be read, or create it.
+        Raises NoRoute: brokers do not create topics automatically."""
+        with self._lock:
+            self._reached(batch)
+
+    def _reached(self, batch: Batch) -> MessageQueue:
+        home = self._find_home() or self._make_home(batch)
+        self._note_home(home, batch)
+        return home
 
     def progress(self, batch: Batch, age_ms: float = 0.0) -> Progress:
         """Return the state of a batch. The state may be up to ``age_ms`` old.
