@@ -11,7 +11,7 @@ the network                        all hosts are this machine, so a test may con
 `rmqkit.system.threads`            greenlets of the world; ``run_in_executor`` and ``to_thread`` as well
 `rmqkit.clock.SystemClock`         the time of the world
 ``socket.create_connection``       a blocking socket of the world, for threads: foreign clients, ``urllib``, urllib3
-``time.sleep``                     time that passes in the world
+``time.sleep``                     time that passes in the world. `subprocess` sleeps in real time: programs are real
 a long wait for a real thread      a RuntimeError: the threads of a world are greenlets
 =================================  ===================================================================================
 
@@ -31,6 +31,7 @@ import os
 import random
 import socket
 import ssl as tls
+import subprocess
 import sys
 import threading
 import time
@@ -38,6 +39,7 @@ from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from unittest import mock
 
@@ -366,6 +368,7 @@ class VirtualWorld(World):
                 (listening, "bound_socket", lambda _, address: self.network.bind(self._only, *address[:2])),
                 (socket, "create_connection", self._connection),
                 (time, "sleep", self._sleep),
+                (subprocess, "time", SimpleNamespace(sleep=_REAL_SLEEP)),
                 (threading.Condition, "wait", wait),
                 (watch, "watch_loop", lambda: None),
                 (watch, "unwatch_loop", lambda: None),

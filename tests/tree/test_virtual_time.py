@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -83,6 +85,17 @@ async def test_no_time_passes_while_a_thread_works():
     assert not ticks.done()
     assert asyncio.get_running_loop().time() - began < 0.05
     ticks.cancel()
+
+
+async def test_no_time_passes_while_a_program_ends():
+    began = asyncio.get_running_loop().time()
+    command = "import os, time; os.close(1); os.close(2); time.sleep(0.2)"
+
+    def work():
+        return subprocess.run([sys.executable, "-c", command], capture_output=True, check=True, timeout=60)
+
+    await asyncio.to_thread(work)
+    assert asyncio.get_running_loop().time() - began < 0.05
 
 
 async def test_threads_wait_for_each_other_and_for_the_loop_in_virtual_time():

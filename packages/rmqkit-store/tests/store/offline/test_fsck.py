@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import struct
 from collections import Counter
@@ -21,7 +22,9 @@ from rmqkit.store.offline.queue_check import DerivedFiles
 from rmqkit.store.offline.repair import repair
 from rmqkit.store.queues.batch_queue import BATCH_ENTRY
 from rmqkit.store.queues.consume_queue import BLANK_ENTRY, ENTRY
+from rmqkit.store.queues.table import deleted_topics_path
 from rmqkit.store.settings import StoreSettings
+from rmqkit.testing.clock import StandingClock
 from tests.examples import examples
 from tests.golden_reading import LISTED, as_listed, order
 from tests.golden_stores import GoldenStore, unpack_golden
@@ -380,6 +383,32 @@ def test_the_messages_of_a_deleted_topic_are_no_damage_and_a_new_one_of_its_name
     )
     (queue,) = [one for one in stat(tmp_path, read).queues if one.topic == "Gone"]
     assert (queue.messages, queue.max_offset) == (7, 2)
+
+
+def test_a_deleted_topic_is_known_by_places_in_the_log_and_not_by_times(tmp_path):
+    topics, read, clock = tmp_path / "config" / "topics.json", small_settings(), StandingClock()
+    with opened(tmp_path, read, clock=clock) as store:
+        put_all(store, message("Gone", queue_id=1))
+        clock.ms -= 5000
+        put_all(store, message("Gone", queue_id=0))
+        store.delete_topic("Gone")
+    topics.write_text('{"topicConfigTable": {"Gone": {}}}')
+    assert verify(tmp_path, read).findings == []
+
+
+@pytest.mark.parametrize("changed", [0, 1, 2])
+def test_a_note_of_a_deletion_without_its_record_is_not_valid(tmp_path, changed):
+    topics, noted, read = tmp_path / "config" / "topics.json", deleted_topics_path(tmp_path), small_settings()
+    with opened(tmp_path, read) as store:
+        put_all(store, *[message("Gone")] * 2)
+        store.delete_topic("Gone")
+    topics.write_text('{"topicConfigTable": {"Gone": {}}}')
+    assert verify(tmp_path, read).findings == []
+    note = json.loads(noted.read_text())
+    note["Gone"][changed] += 1
+    noted.write_text(json.dumps(note))
+    (finding,) = verify(tmp_path, read).findings
+    assert (finding.kind, finding.expected) == (Kind.QUEUE_END, "entries up to 2")
 
 
 def test_a_truncated_queue_file(golden):

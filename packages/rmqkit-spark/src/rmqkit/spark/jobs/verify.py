@@ -156,7 +156,7 @@ def _verified(
         for part, ends in checked[: len(queues)]:
             report.join(part)
             derived.ends |= ends
-        derived.check_ends(queue_ends(root, seen.tallies))
+        derived.check_ends(queue_ends(root, log, seen.tallies))
         derived.check_missing_index()
         for part, _ in checked[len(queues) :]:
             report.join(part)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from rmqkit.errors import BodyError, StoreError, StoreLocked
+from rmqkit.errors import BodyError, RecordCorrupt, StoreError, StoreLocked
 from rmqkit.protocol import fastjson
 from rmqkit.protocol.message import ReceivedMessage, messages_of_record
 from rmqkit.protocol.names import SCHEDULE_TOPIC, TIMER_TOPIC
@@ -93,7 +93,7 @@ class QueueStat(Struct):
     ``restart_offset``: number of the first record since the numbers last began again. If they never did, the number of
     the first record.
     ``restart_at``: the physical offset of the same record if the numbers began again, otherwise -1.
-    ``first_at``: physical offset of the first record."""
+    ``first_at``, ``last_at``: physical offsets of the first and the last record."""
 
     topic: str
     queue_id: int
@@ -107,6 +107,7 @@ class QueueStat(Struct):
     restart_offset: int = 0
     restart_at: int = -1
     first_at: int = -1
+    last_at: int = -1
 
     def add(self, arrivals: DispatchColumns, rows: Ints) -> None:
         """Count records of a run that belong to the queue."""
@@ -123,7 +124,7 @@ class QueueStat(Struct):
         self.messages += int(counts.sum())
         self.bytes += int(arrivals.records.sizes[rows].sum())
         self.max_offset = int(offsets[-1] + counts[-1])  # the numbers of a topic that was created again begin at 0
-        self.last_store_timestamp = int(times[rows[-1]])
+        self.last_store_timestamp, self.last_at = int(times[rows[-1]]), int(arrivals.offsets[rows[-1]])
 
     def join(self, later: QueueStat) -> None:
         """Add the records of a later part of the log."""
@@ -135,7 +136,8 @@ class QueueStat(Struct):
         self.records += later.records
         self.messages += later.messages
         self.bytes += later.bytes
-        self.max_offset, self.last_store_timestamp = later.max_offset, later.last_store_timestamp
+        self.max_offset, self.last_at = later.max_offset, later.last_at
+        self.last_store_timestamp = later.last_store_timestamp
 
 
 class Stat(Struct):
@@ -198,7 +200,7 @@ def verify(
     # Check the tail after the scan and before the queues: the queue entries decide whether the last bytes are damage.
     damages.check_tail(derived.indexed_end)
     damages.check_behind(log)
-    derived.check(queue_ends(root, tallies))
+    derived.check(queue_ends(root, log, tallies))
     check_other_files(root, log, report, settings, tallies)
     return report
 
@@ -376,20 +378,32 @@ def tally(arrivals: DispatchColumns, tallies: dict[tuple[str, int], QueueStat]) 
         (tallies.get(key) or tallies.setdefault(key, QueueStat(*key))).add(arrivals, rows)
 
 
-def queue_ends(root: Path, tallies: dict[tuple[str, int], QueueStat]) -> dict[tuple[str, int], LogSpan]:
+def queue_ends(root: Path, log: LogView, tallies: dict[tuple[str, int], QueueStat]) -> dict[tuple[str, int], LogSpan]:
     """Return the expected offsets of each queue according to the log. Omit queues with only messages of a deleted
     topic."""
-    deleted: dict[str, tuple[int, int, int]] = {}
-    with suppress(OSError, BodyError):
-        deleted = fastjson.decode_as(deleted_topics_path(root).read_bytes(), dict[str, tuple[int, int, int]])
-    times = {topic: store_timestamp for topic, (_, _, store_timestamp) in deleted.items()}
-    tallies = {key: one for key, one in tallies.items() if one.last_store_timestamp > times.get(key[0], -1)}
     from rmqkit.store.offline.queue_check import LogSpan
 
+    deleted = _deleted_topics(root, log)
     return {
         key: LogSpan(one.restart_offset, one.max_offset, -1 if key[0] in deleted else one.restart_at)
         for key, one in tallies.items()
+        if one.last_at > deleted.get(key[0], -1)
     }
+
+
+def _deleted_topics(root: Path, log: LogView) -> dict[str, int]:
+    """Return the physical offset of the last record of each deleted topic. As in the broker, a note is valid only if
+    its record is in the log. Store times are not compared: the clock of a broker may have been set back."""
+    noted: dict[str, tuple[int, int, int]] = {}
+    with suppress(OSError, BodyError):
+        noted = fastjson.decode_as(deleted_topics_path(root).read_bytes(), dict[str, tuple[int, int, int]])
+    valid = {}
+    for topic, (physical_offset, size, store_timestamp) in noted.items():
+        with suppress(RecordCorrupt):
+            record = log.record_at(physical_offset)
+            if (record.size, record.store_timestamp) == (size, store_timestamp):
+                valid[topic] = physical_offset
+    return valid
 
 
 class LogDamage:
