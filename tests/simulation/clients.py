@@ -45,6 +45,7 @@ _TOPICS_OF_KINDS = {
 SESSIONS = ["s1", "s2", "s3", "s4"]
 """The lite topics below `CHATS`."""
 _LEVELS = {1: 1.0, 2: 5.0}
+_SLOW_SECONDS = 3.0
 _BATCH = 3
 _KEYS = 5
 _RESTART_SECONDS = 1.0
@@ -220,7 +221,8 @@ async def handled(client: ClientProcess, group: str, message: Any, chance: rando
     run = client.run
     arrival = run.ledger.arrived(group, f"{client.name}.{client.incarnation}", message, run.world.now)
     if chance.random() < run.plan.slow_share:
-        await asyncio.sleep(chance.random() * 3)
+        seconds = chance.random() * _SLOW_SECONDS
+        await asyncio.sleep(seconds / 10 if run.is_healed else seconds)  # a backlog must end within the bound
     arrival.failed = chance.random() < run.plan.failing_share and not run.is_healed
     arrival.ended = run.world.now
     if arrival.failed:

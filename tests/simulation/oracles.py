@@ -56,7 +56,8 @@ _LOOK_SECONDS = 0.5
 _IDLE_SECONDS = 10.0
 _TASKS_MAX = 600
 _CONNECTIONS_MAX = 300
-_FILES_MAX = 2000
+_FILES_MAX = 20
+"""Descriptors besides the first one of each file: a broker keeps the files of its log, index and queues open."""
 _SHOWN = 3
 INCOMPLETE = ("broadcast", "fleeting")
 """Groups that need not get everything: members miss messages while they are dead, or a deletion removes messages."""
@@ -65,14 +66,15 @@ _ENDS_OF_LOCKS = ("kill", "kill at call", "power", "power at call", "restart", "
 
 def has_caught_up(cluster: Cluster, slave: BrokerServer) -> bool:
     """Return True if a slave's log ends where its master's log ends."""
-    master = _master_of(cluster, slave)
+    master = master_of(cluster, slave)
     if master.broker is None or slave.broker is None:
         return False
     ours, theirs = slave.broker.context.store, master.broker.context.store
     return ours.max_physical_offset == theirs.max_physical_offset
 
 
-def _master_of(cluster: Cluster, slave: BrokerServer) -> BrokerServer:
+def master_of(cluster: Cluster, slave: BrokerServer) -> BrokerServer:
+    """Return the master that a slave follows."""
     return next(one for one in cluster.masters if one.settings["brokerName"] == slave.settings["brokerName"])
 
 
@@ -147,7 +149,7 @@ class Watch:
 
     def _look_at_slave(self, slave: BrokerServer) -> None:
         """Find a slave with a part of the log that its master would lose with its power."""
-        master = _master_of(self._run.cluster, slave)
+        master = master_of(self._run.cluster, slave)
         if master.broker is None or slave.broker is None or master.settings["flushDiskType"] != "SYNC_FLUSH":
             return
         has, is_safe = slave.broker.context.store.max_physical_offset, master.broker.context.store.durable_offset
@@ -167,8 +169,8 @@ class Watch:
                 self._find(f"{process.name} has {process.loop.running_tasks} tasks")
         if world.network.connections > _CONNECTIONS_MAX:
             self._find(f"{world.network.connections} connections are open")
-        if world.files.open_files > _FILES_MAX:
-            self._find(f"{world.files.open_files} files are open")
+        if (more := world.files.open_files - len(world.files.open_paths)) > _FILES_MAX:
+            self._find(f"{more} descriptors are open besides the first one of each file")
 
     def _look_at_times(self) -> None:
         plan, ledger = self._run.plan, self._run.ledger

@@ -23,7 +23,8 @@ from tests.simulation.clients import TOPICS_OF, ClientProcess, handled
 
 Handle = Callable[[Any], Awaitable[None]]
 
-_PAUSE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.05
+"""Short enough for a long queue: where a setting limits the bytes of an answer, each pull returns one message."""
 _POLL_SECONDS = 3.0
 _DEATHS = 0.1
 """The share of the failures of a handler that the member does not survive."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.store.log.mapped_file import BytesLost
-from rmqkit.testing.simulation import Cluster, Server, World
+from rmqkit.testing.simulation import BrokerServer, Cluster, Server, World
 from tests.simulation import lives, operators, oracles, sinking
 from tests.simulation.clients import CHATS, ORDERED, TOPICS, TOPICS_OF, ClientProcess, Keys, consumer_main, produce
 from tests.simulation.expiry import Expiry
@@ -213,19 +213,38 @@ class Run:
             return False
         if not self._wait(self._logs_equal, _STOP_SECONDS, "equal logs of masters and slaves"):
             return False
-        self.diverged = {one.name for one in self.cluster.slaves if oracles.reports_divergence(self, one)}
-        for servers in (self.cluster.masters, self.cluster.slaves, self.cluster.name_servers):
-            for server in servers:
-                server.stop()
-            if not self._wait_stopped(list(servers)):
-                return False
-        return True
+        self._note_divergence()
+        stops = self._stop_brokers(self.cluster.masters) and self._stop_brokers(self.cluster.slaves)
+        for server in self.cluster.name_servers:
+            server.stop()
+        return stops and self._wait_stopped(list(self.cluster.name_servers))
+
+    def _stop_brokers(self, brokers: list[BrokerServer]) -> bool:
+        """Stop brokers. Start and stop a broker again if its last flush found that bytes were dropped."""
+        stores = [(one, one.broker.context.store) for one in brokers if one.broker is not None]
+        for one in brokers:
+            one.stop()
+        if not self._wait_stopped(list(brokers)):
+            return False
+        lost = [one for one, store in stores if isinstance(store.failure, BytesLost)]
+        for one in lost:
+            one.start()
+        slaves = [one for one in self.cluster.slaves if oracles.master_of(self.cluster, one) in lost]
+        have_started = self._wait(lambda: all(one.broker is not None for one in lost), _START_SECONDS, "second start")
+        if not have_started or not self._wait(lambda: self._have_equal_logs(slaves), _STOP_SECONDS, "equal logs"):
+            return False
+        self._note_divergence()
+        return not lost or self._stop_brokers(lost)
+
+    def _note_divergence(self) -> None:
+        self.diverged |= {one.name for one in self.cluster.slaves if oracles.reports_divergence(self, one)}
 
     def _logs_equal(self) -> bool:
-        return all(
-            oracles.has_caught_up(self.cluster, slave) or oracles.reports_divergence(self, slave)
-            for slave in self.cluster.slaves
-        )
+        return self._have_equal_logs(self.cluster.slaves)
+
+    def _have_equal_logs(self, slaves: list[BrokerServer]) -> bool:
+        """Return True if each slave has the log of its master, or reports that it cannot."""
+        return all(oracles.has_caught_up(self.cluster, one) or oracles.reports_divergence(self, one) for one in slaves)
 
     def _wait_stopped(self, ones: list[ClientProcess] | list[Server]) -> bool:
         names = ", ".join(one.name for one in ones)

@@ -464,7 +464,7 @@ class Files:
         names = {
             name
             for name in dir(self)
-            if not name.startswith("_") and name not in ("functions", "release", "open_files")
+            if not name.startswith("_") and name not in ("functions", "release", "open_files", "open_paths")
         }
         return {name: getattr(self, name) for name in names}
 
@@ -472,6 +472,11 @@ class Files:
     def open_files(self) -> int:
         """The number of open descriptors."""
         return len(self._open)
+
+    @property
+    def open_paths(self) -> set[tuple[int, str]]:
+        """The process's number and the path of each open file."""
+        return {(0 if one.process is None else one.process.number, one.path) for one in self._open.values()}
 
     def release(self, process: Program) -> None:
         """Close the descriptors of a killed process."""
