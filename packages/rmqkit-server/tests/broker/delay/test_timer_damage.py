@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 
@@ -12,6 +13,7 @@ from rmqkit.protocol.schemas.brokers import encode_timer_checkpoint
 from rmqkit.store.timer.files import load_timer_checkpoint
 from rmqkit.store.timer.log import UNIT_BYTES
 from rmqkit.store.timer.wheel import WHEEL_BYTES
+from rmqkit.system import threads
 from rmqkit.testing.clock import StandingClock
 from tests.broker.timed import NOW_MS, STEP_MS, timed
 from tests.faults.refusals import BROKEN, RefusingDisk
@@ -177,8 +179,8 @@ async def test_counts_that_are_wrong_or_unreadable_are_rebuilt(tmp_path, caplog)
             await again.timer.flush_round()
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
-async def test_units_that_the_page_cache_drops_after_a_failed_flush_are_read_again(tmp_path, caplog, is_stopped):
+@pytest.mark.parametrize("found_by", ["flush", "delivery", "stop"])
+async def test_units_that_the_page_cache_drops_after_a_failed_flush_are_read_again(tmp_path, caplog, found_by):
     clock = StandingClock(NOW_MS)
     async with timed(tmp_path, clock=clock, timer_log_file_bytes=LOG_BYTES) as one:
         for number in range(30):
@@ -193,12 +195,16 @@ async def test_units_that_the_page_cache_drops_after_a_failed_flush_are_read_aga
             with pytest.raises(OSError, match="Input/output"):
                 await one.timer.flush_round()
             write_at(first_log(tmp_path), 9 * UNIT_BYTES, bytes(UNIT_BYTES))
-            if not is_stopped:
+            if found_by != "stop":
                 disk.refuse(BROKEN, "open", path="timercheck", times=1)  # of the rebuild
+            if found_by == "flush":
                 await one.timer.flush_round()
+            if found_by == "delivery":
+                one.timer.state.files.log._block = b""  # it was read before the damage
+            if found_by != "stop":
                 await one.pass_ms(40 * STEP_MS)
-                await one.until(lambda: one.timer.pending == 0)
-    if is_stopped:
+                await one.until(lambda: one.timer.pending == 0 and len(one.bodies()) == 30)
+    if found_by == "stop":
         async with timed(tmp_path, clock=clock, timer_log_file_bytes=LOG_BYTES) as one:
             await one.pass_ms(40 * STEP_MS)
             await one.until(lambda: one.timer.pending == 0 and len(one.bodies()) == 30)
@@ -206,7 +212,8 @@ async def test_units_that_the_page_cache_drops_after_a_failed_flush_are_read_aga
     else:
         assert one.bodies() == bodies_of(range(30))
     said = [record.getMessage() for record in caplog.records if FROM_TOPIC in record.getMessage()]
-    assert said and all("the system dropped bytes that it could not write" in one for one in said)
+    why = "no unit for" if found_by == "delivery" else "the system dropped bytes that it could not write"
+    assert said and all(why in one for one in said)
 
 
 async def test_a_chain_that_ends_while_the_broker_runs_is_made_good(tmp_path, caplog):
@@ -223,6 +230,50 @@ async def test_a_chain_that_ends_while_the_broker_runs_is_made_good(tmp_path, ca
         await one.until(lambda: len(one.bodies()) >= 400 and one.timer.pending == 0)
         assert one.bodies() == bodies_of([*range(0, 400, 2), *range(1, 400, 2)])
     assert caplog.text.count(FROM_TOPIC) == 1
+
+
+async def test_a_rebuild_begins_after_the_deliveries_before_it_are_on_the_disk(tmp_path, monkeypatch):
+    """Its checkpoint covers them. After a power cut they would be lost otherwise."""
+    seen = []
+    async with timed(tmp_path, timer_log_file_bytes=LOG_BYTES) as one:
+        for number in range(3):
+            one.at(AHEAD_MS + number * STEP_MS, b"%d" % number, UNIQ_KEY=f"U{number}")
+        await one.on_wheel(3)
+        start_over = one.timer.state.files.start_over
+
+        def look(*args):
+            seen.append((len(one.bodies()), one.store.durable_offset, one.store.max_physical_offset))
+            start_over(*args)
+
+        monkeypatch.setattr(one.timer.state.files, "start_over", look)
+        write_at(first_log(tmp_path), 2 * UNIT_BYTES, bytes(UNIT_BYTES))
+        await one.pass_ms(AHEAD_MS + 3 * STEP_MS)
+        await one.until(lambda: len(one.bodies()) == 3)
+    ((delivered, durable, end),) = seen
+    assert delivered == 2
+    assert durable == end
+
+
+async def test_a_rebuild_waits_for_the_thread_that_writes_the_state(tmp_path, monkeypatch):
+    may_end = threads.Event()
+    async with timed(tmp_path, timer_log_file_bytes=LOG_BYTES) as one:
+        for number in range(3):
+            one.at(AHEAD_MS + number * STEP_MS, b"%d" % number, UNIQ_KEY=f"U{number}")
+        await one.on_wheel(3)
+        await one.until(lambda: one.store.durable_offset == one.store.max_physical_offset)
+        write = one.timer.state.files.write
+        monkeypatch.setattr(one.timer.state.files, "write", lambda: may_end.wait() and write())
+        writing = asyncio.create_task(one.timer.flush_round())
+        await one.until(lambda: one.timer.state.files.has_taken)
+        write_at(first_log(tmp_path), 2 * UNIT_BYTES, bytes(UNIT_BYTES))
+        one.clock.ms += AHEAD_MS + 3 * STEP_MS
+        await one.until(lambda: len(one.bodies()) == 2)
+        await asyncio.sleep(60)
+        has_waited, delivered = one.timer.state.files.has_taken, len(one.bodies())
+        may_end.set()
+        await writing
+        assert (has_waited, delivered) == (True, 2)
+        await one.until(lambda: len(one.bodies()) == 3)
 
 
 async def test_an_earlier_stage_of_a_long_wait_is_not_delivered_beside_the_later_one(tmp_path):

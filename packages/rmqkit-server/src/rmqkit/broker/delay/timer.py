@@ -119,6 +119,8 @@ class Timer:
         self._copied_offset = copied_offset
         self._copied_before = -1
         self._broken: Broken | None = None
+        self._broken_end = 0
+        self._is_writing = False
         self._unpublished: deque[tuple[int, TimerCheckpoint]] = deque()
         self._unasked_until_ms = 0.0
         self._store = store
@@ -302,12 +304,15 @@ class Timer:
         if not self.state.is_durable:
             self._store.request_flush()
             return
+        self._is_writing = True
         try:
             await asyncio.to_thread(self.state.write)
         except Broken as broken:
-            self._broken = broken  # the next `_round` rebuilds: this one may wait for the delivery of a message
+            self._note_broken(broken)  # the next `_round` rebuilds: this one may wait for the delivery of a message
             self._look_in(0.0)
             return
+        finally:
+            self._is_writing = False
         if now_ms > self._dropped_ms + _DROP_MS:
             self._dropped_ms = now_ms
             self.state.drop_expired()
@@ -319,9 +324,9 @@ class Timer:
             try:
                 self._persist()
             except Broken as broken:
-                self._broken = broken
+                self._note_broken(broken)
         if self._broken is not None and self._store.failure is None:
-            self._start_over(self._broken)  # the next start reads the timer topic
+            self._start_over()  # the next start reads the timer topic
         self.state.files.close()
 
     def _persist(self) -> None:
@@ -410,14 +415,15 @@ class Timer:
         wait_ms = min(float(state.precision_ms - now_ms % state.precision_ms), 1000.0)
         try:
             if self._broken is not None:
-                raise self._broken
-            if await self._proceed(now_ms):
+                wait_ms = self._start_over()
+            elif await self._proceed(now_ms):
                 wait_ms = 0.0
             self._refusal = ""
         except Refused as refused:
             wait_ms = self._refused(refused)
         except Broken as broken:
-            wait_ms = self._start_over(broken)
+            self._note_broken(broken)
+            wait_ms = self._start_over()
         except Exception:  # noqa: BLE001 - the outer edge of the timer's work: logged and retried later
             _log.exception("cannot process timed messages from queue offset %d on", state.queue_offset)
             wait_ms = _BROKEN_MS
@@ -465,12 +471,21 @@ class Timer:
         self._survey = None
         return False
 
-    def _start_over(self, broken: Broken) -> float:
-        """Rebuild timer log and wheel, unless a thread writes them or the disk refuses. Return the time until the next
-        `_round` in ms."""
-        self._broken = broken
-        # While a thread writes the snapshot, the files must not change.
-        if self.state.files.has_taken:
+    def _note_broken(self, broken: Broken) -> None:
+        """Note the reason for a rebuild, and the end of the log that has the deliveries before it."""
+        self._broken, self._broken_end = broken, self._store.max_physical_offset
+
+    def _start_over(self) -> float:
+        """Rebuild timer log and wheel. The rebuild waits while a thread writes them, while the disk refuses, and until
+        the deliveries that its checkpoint covers are on the disk. Return the time until the next `_round` in ms."""
+        broken = self._broken
+        assert broken is not None, "a rebuild has a reason"
+        # While a thread writes the snapshot, the files must not change. Any other snapshot is dropped: its last write
+        # failed, or would come with the next `flush_round`.
+        if self._is_writing:
+            return _RETRY_MS
+        if self._store.durable_offset < min(self._broken_end, self._store.max_physical_offset):
+            self._store.request_flush()
             return _RETRY_MS
         try:
             self.state.start_over(broken, delivered=self.dequeue.delivered)

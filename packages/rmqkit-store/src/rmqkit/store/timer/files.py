@@ -195,8 +195,9 @@ class TimerFiles:
 
     def start_over(self, known: TimerCheckpoint, delivered_before: DeliveredBefore) -> None:
         """Empty the log and the wheel. After that, all messages of the timer topic that are not completed according to
-        a checkpoint and pairs are put on the wheel again. Raises OSError: a file cannot be written."""
-        assert self._taken is None, "write() has finished"
+        a checkpoint and pairs are put on the wheel again. No thread may be in `write`: a snapshot that waits for it is
+        dropped. Raises OSError: a file cannot be written."""
+        self._taken = None
         checkpoint = msgspec.structs.replace(
             known,
             last_timer_log_flush_position=0,
