@@ -10,7 +10,9 @@ from rmqkit.protocol.properties import decode_properties
 from rmqkit.protocol.schemas.pop import ChangeInvisibleTimeResponse
 from rmqkit.protocol.schemas.topics import TopicConfig
 from rmqkit.store.message_store import PutResult, PutStatus
+from rmqkit.store.queues.consume_queue import ENTRY_BYTES
 from tests.broker.pop.parts import NOW_MS, PopBroker
+from tests.faults.refusals import BROKEN, RefusingDisk
 from tests.store.stores import HOST_V6, read_all
 
 RETRY, SECOND_RETRY = "%RETRY%g_T", "%RETRY%g+T"
@@ -124,6 +126,31 @@ async def test_a_message_that_the_log_does_not_have_is_dropped_and_the_others_ar
     log.add("T", "g", 0, [0, 1, 7], pop_time=NOW_MS + 1, invisible_ms=60_000, queue=0)
     await round_after(broker)
     assert (broker.pending, sorted(bodies(broker))) == ({}, [b"a", b"a", b"b", b"b"])
+
+
+async def test_a_message_waits_while_its_entry_is_damaged_by_a_failed_flush(broker, caplog):
+    """The system dropped the page. A restart makes the entry again, so the message is not lost."""
+    broker.put(*"abc")
+    await broker.pop()
+    with RefusingDisk().installed() as disk:
+        disk.refuse(BROKEN, "sync_data", path="consumequeue")
+        broker.store.flusher.flush_queues()
+    (path,) = (broker.store.root / "consumequeue" / "T" / "0").iterdir()
+    sound = path.read_bytes()
+    with path.open("r+b") as file:
+        file.seek(ENTRY_BYTES)
+        file.write(bytes(ENTRY_BYTES))
+    await round_after(broker)
+    assert (bodies(broker), list(broker.pending.values())) == ([b"a"], [{1, 2}])
+    await round_after(broker, 10_100)
+    assert list(broker.pending.values()) == [{1, 2}]
+    with path.open("r+b") as file:
+        file.write(sound[: 3 * ENTRY_BYTES])
+    await round_after(broker, 10_100)
+    assert (bodies(broker), broker.pending) == ([b"a", b"b", b"c"], {})
+    said = [line for line in caplog.messages if line.startswith("popped")]
+    damage = "a failed flush has damaged the entry of message 1 of T-0: restart the broker"
+    assert said == [f"popped messages cannot be redelivered yet: {damage}"]
 
 
 async def test_a_refused_message_and_those_after_it_are_retried_after_ten_seconds(broker, monkeypatch, caplog):

@@ -1,14 +1,14 @@
 """Redelivery of messages that are not acknowledged in time (``PopReviveService``).
 
 When the invisible time of a message is over, the broker puts a copy with a higher count (with the same count, if its
-consumer suspended the message) into the retry topic that the
-group has for the topic. A message that was popped from a retry topic goes back to the same retry topic. The broker
-drops check points of deleted topics and groups, and messages that were deleted from the log and exist in no other
-place. While the store refuses messages, the pop is retried after `_AGAIN_MS`. A message that the store can never accept
-goes to the dead letters of the group, and the other messages of its pop are redelivered. A message without room for the
-new properties is redelivered without them. A crash between the put of a message and its ack record leads to another
-delivery. Like the reference, the broker does not limit the number of deliveries. Consumers limit it. Use this module
-only on the event loop. Source: behaviour.md §4.12.
+consumer suspended the message) into the retry topic that the group has for the topic. A message that was popped from a
+retry topic goes back to the same retry topic. The broker drops check points of deleted topics and groups, and messages
+that were deleted from the log and exist in no other place. While the store refuses messages, or a failed flush has
+damaged an entry, the pop is retried after `_AGAIN_MS`. A message that the store can never accept goes to the dead
+letters of the group, and the other messages of its pop are redelivered. A message without room for the new properties
+is redelivered without them. A crash between the put of a message and its ack record leads to another delivery. Like the
+reference, the broker does not limit the number of deliveries. Consumers limit it. Use this module only on the event
+loop. Source: behaviour.md §4.12.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rmqkit.protocol.names import RETRY_PREFIX, pop_retry_topic
 from rmqkit.protocol.properties import find_property
 from rmqkit.protocol.record import Record, decode_record
 from rmqkit.remoting.tasks import ROUND_SLICE_SECONDS, Slice
-from rmqkit.store.message_store import InnerMessage, MessageStore, PutResult, PutStatus
+from rmqkit.store.message_store import GetStatus, InnerMessage, MessageStore, PutResult, PutStatus
 
 __all__ = ["Revive"]
 
@@ -133,9 +133,14 @@ class Revive:
         return pop_retry_topic(pending.group, pending.topic, "+" if self._settings.retry_topic_v2 else "_")
 
     def _record(self, pending: InFlightPop, offset: int, fetched: memoryview | None) -> Record | None:
-        found = self._store.get(pending.topic, pending.queue_id, offset, count_max=1).records
         if fetched is not None:
             found = [fetched]
+        else:
+            read = self._store.get(pending.topic, pending.queue_id, offset, count_max=1)
+            if read.status is GetStatus.OFFSET_FOUND_NULL and read.next_begin_offset == offset:
+                place = f"message {offset} of {pending.topic}-{pending.queue_id}"
+                raise StoreUnavailable(f"a failed flush has damaged the entry of {place}: restart the broker")
+            found = read.records
         try:
             record = decode_record(found[0], verify_crc=self._store.checks_bodies) if found else None
         except RecordCorrupt as error:
