@@ -10,6 +10,7 @@ import pytest
 
 from rmqkit.protocol.names import TIMER_TOPIC
 from rmqkit.protocol.schemas.brokers import encode_timer_checkpoint
+from rmqkit.store.queues.consume_queue import ENTRY_BYTES
 from rmqkit.store.timer.files import load_timer_checkpoint
 from rmqkit.store.timer.log import UNIT_BYTES
 from rmqkit.store.timer.wheel import WHEEL_BYTES
@@ -274,6 +275,32 @@ async def test_a_rebuild_waits_for_the_thread_that_writes_the_state(tmp_path, mo
         await writing
         assert (has_waited, delivered) == (True, 2)
         await one.until(lambda: len(one.bodies()) == 3)
+
+
+async def test_an_entry_that_a_failed_flush_has_damaged_is_read_again_in_the_next_second(tmp_path, monkeypatch):
+    """Not without a pause: it stays damaged until a restart."""
+    reads = []
+    async with timed(tmp_path, timer_log_file_bytes=LOG_BYTES, timer_precision_ms=1000) as one:
+        one.timer.stop()
+        for number in range(3):
+            one.at(2000, b"%d" % number, UNIQ_KEY=f"U{number}")
+        one.store.dispatch()
+        with RefusingDisk().installed() as disk:
+            disk.refuse(BROKEN, "sync_data", path="consumequeue")
+            one.store.flusher.flush_queues()
+        (path,) = (tmp_path / "consumequeue" / TIMER_TOPIC / "0").iterdir()
+        sound = path.read_bytes()[: 3 * ENTRY_BYTES]
+        write_at(path, ENTRY_BYTES, bytes(ENTRY_BYTES))
+        run = one.timer.enqueue.run
+        monkeypatch.setattr(one.timer.enqueue, "run", lambda *args: reads.append(1) or run(*args))
+        one.timer.start()
+        await asyncio.sleep(20)
+        assert (one.timer.offset_behind, len(one.bodies())) == (2, 0)
+        assert 10 <= len(reads) <= 50
+        write_at(path, 0, sound)
+        await one.pass_ms(5000)
+        await one.until(lambda: one.timer.pending == 0)
+        assert sorted(one.bodies()) == bodies_of(range(3))
 
 
 async def test_an_earlier_stage_of_a_long_wait_is_not_delivered_beside_the_later_one(tmp_path):

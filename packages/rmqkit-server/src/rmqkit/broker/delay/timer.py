@@ -440,9 +440,10 @@ class Timer:
         # Wake the readers once for all messages: without the batch each put would run the listeners.
         with self._store.batch():
             self.enqueue.is_catching_up = self._is_catching_up
-            has_more = self._begin_second(state.floor(now_ms))
+            is_behind, before = self._begin_second(state.floor(now_ms)), state.queue_offset
             # Fill before delivery: a marker that arrived in time has to be on the wheel when its second is delivered.
-            has_more |= self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
+            has_more = self._fill(self._clock.monotonic_ms() + _FILL_MS_MAX)
+            has_more |= is_behind and state.queue_offset > before
             self._end_seconds()
         if self.is_follower or self._is_catching_up:
             return has_more
@@ -543,10 +544,11 @@ class Timer:
         low, high = self._store.min_offset(TIMER_TOPIC, 0), self._store.max_offset(TIMER_TOPIC, 0)
         if state.queue_offset < low:  # these messages were deleted because the disk was full
             state.read_up_to(low)
+            return True
         if end_offset is not None and state.queue_offset >= end_offset:
             return False  # wait until the master has more
         if state.queue_offset < high:
-            return True
+            return False  # a failed flush has damaged the next entry: read it again in the next second
         if not self._is_held:
             self._is_held = True
             until_ms = self._clock.monotonic_ms() + _WAIT_MS
