@@ -9,7 +9,7 @@
 
 Needs Java 17 and Maven, as `tests/interop` does. Both brokers run all the time, one is loaded at a time; CPU times are
 user + system of the broker's process per message. A round runs all loads with both brokers; the figures are medians of
-the rounds.
+the rounds, and those in percent of another checkout are medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.commands.loaded import cpu_seconds
 from rmqkit.core import CORE
 from tests.interop.apache import open_store_with_apache
 from tests.interop.kit import ApacheKit, default_version, prepare
@@ -46,7 +47,6 @@ LOADS = {
 }
 """Load → its job, and the share of the messages that it sends."""
 
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 APACHE_CONF = {
     "mappedFileSizeCommitLog": 1 << 30,
     "mappedFileSizeConsumeQueue": 6_000_000,
@@ -69,10 +69,10 @@ def main() -> None:
     parser.add_argument("--latency-seconds", type=int, default=5)
     arguments = parser.parse_args()
     names = [arguments.only] if arguments.only else ["ours", "apache"]
-    if "ours" in names and not CORE.fault:
-        names.insert(1, "plain")
     if arguments.before is not None:
         names.insert(0, "before")
+    elif "ours" in names and not CORE.fault:
+        names.insert(1, "plain")
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory(prefix="rmq-bench-") as folder:
         kit = replace(prepare(default_version()), is_short_lived=False)
         peers = [stack.enter_context(peer(kit, name, Path(folder), arguments)) for name in names]
@@ -100,14 +100,14 @@ class Peer:
 
     def run(self, job: str) -> dict[str, float]:
         """Run one job. Return messages, seconds, and microseconds of the broker's CPU per message."""
-        user_before, before = cpu_seconds(self.pid)
+        user_before, before = user_seconds(self.pid), cpu_seconds(self.pid)
         answer = self.ask(job).split()
         assert answer[0] == "done", f"{self.name}, {job}: {answer}"
         assert answer[1] != "0", f"{self.name}, {job}: {answer}"
         count, seconds = int(answer[1]), float(answer[2])
         told = {name: float(value) for name, _, value in (part.partition("=") for part in answer[3:])}
-        user, all_of_it = cpu_seconds(self.pid)
-        costs = {"cpu_us": (all_of_it - before) / count * 1e6, "user_us": (user - user_before) / count * 1e6}
+        cpu, user = cpu_seconds(self.pid) - before, user_seconds(self.pid) - user_before
+        costs = {"cpu_us": cpu / count * 1e6, "user_us": user / count * 1e6}
         return {"messages_per_second": count / seconds, **costs, **told}
 
     def ask(self, job: str) -> str:
@@ -193,23 +193,27 @@ def measure(peers: list[Peer], arguments: argparse.Namespace) -> dict[str, Any]:
     medians: dict[str, Any] = {
         load: {name: median_of(runs) for name, runs in by_name.items()} for load, by_name in figures.items()
     }
-    for by_name in medians.values():
+    for load, by_name in medians.items():
         for name in ("ours", "plain"):
             if {name, "apache"} <= by_name.keys():
                 ratio = by_name["apache"]["cpu_us"] / by_name[name]["cpu_us"]
                 by_name[f"messages_per_cpu_second_{name}_to_apache"] = round(ratio, 2)
         if {"before", "ours"} <= by_name.keys():
-            before, now = by_name["before"]["user_us"], by_name["ours"]["user_us"]
-            by_name["user_us_percent_of_before"] = round(now / max(before, 0.1) * 100, 1)
+            rounds = zip(figures[load]["ours"], figures[load]["before"], strict=True)
+            ratio = statistics.median(now["cpu_us"] / before["cpu_us"] for now, before in rounds)
+            by_name["cpu_us_percent_of_before"] = round(ratio * 100, 1)
     return medians
 
 
 def table(figures: dict[str, Any], memory: dict[str, float]) -> Iterator[str]:
-    """Yield a row for each load: the CPU of each broker per message with the kernel's part, the ratios of messages per
-    CPU second and of rates, and the latency."""
+    """Yield a row for each load: the CPU of each broker per message with the kernel's part, the latency, the ratios of
+    messages per CPU second and of rates to Apache's, and the CPU in percent of another checkout's.
+    """
     names = list(memory)
     ours = [name for name in ("ours", "plain") if {name, "apache"} <= memory.keys()]
     ratios = [f"{name} to Apache: CPU; rate" for name in ours]
+    if {"before", "ours"} <= memory.keys():
+        ratios.append("ours, % of before")
     yield f"| load | {' | '.join([*(f'{name}: us (kernel)' for name in names), *ratios])} |"
     yield "|---" * (1 + len(names) + len(ratios)) + "|"
     for load, by_name in figures.items():
@@ -223,8 +227,10 @@ def table(figures: dict[str, Any], memory: dict[str, float]) -> Iterator[str]:
             cpu = by_name["apache"]["cpu_us"] / by_name[name]["cpu_us"]
             rate = by_name[name]["messages_per_second"] / by_name["apache"]["messages_per_second"]
             cells.append(f"{cpu:.2f}; {rate:.2f}")
+        if {"before", "ours"} <= memory.keys():
+            cells.append(str(by_name["cpu_us_percent_of_before"]))
         yield f"| {load} | {' | '.join(cells)} |"
-    yield f"| anonymous memory, MB | {' | '.join([*(str(memory[name]) for name in names), *('' for _ in ours)])} |"
+    yield f"| anonymous memory, MB | {' | '.join([*(str(memory[name]) for name in names), *('' for _ in ratios)])} |"
 
 
 def median_of(runs: list[dict[str, float]]) -> dict[str, float]:
@@ -237,10 +243,10 @@ def anonymous_mb(pid: int) -> float:
     return round(int(status.partition("RssAnon:")[2].split()[0]) / 1024, 1)
 
 
-def cpu_seconds(pid: int) -> tuple[float, float]:
-    """Return the CPU seconds of a process: in user mode, and in all."""
+def user_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process in user mode, counted in steps of 10 ms."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) / TICKS_PER_SECOND, (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ import grpc.aio
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.commands.loaded import cpu_seconds
 from rmqkit.admin import Admin
 from rmqkit.proxy.schema.messages import methods
 from tests.interop.grpc.apache_proxy import prepare_proxy, run_apache_proxy
@@ -55,7 +56,6 @@ PAUSE_SECONDS = 0.02
 """Pause between two messages whose latency is measured."""
 HELD_OF_ONE_CLIENT = 100
 METHODS = {method.name: method for method in methods()}
-TICKS = os.sysconf("SC_CLK_TCK")
 
 OK, NOT_FOUND = 20000, 40401
 """Codes of a receive's answer: with messages, or without."""
@@ -75,11 +75,7 @@ class Server:
 
     def cpu_seconds(self) -> float:
         """Return the CPU time of its processes so far."""
-        found = 0
-        for pid in self.pids:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            found += int(fields[11]) + int(fields[12])
-        return found / TICKS
+        return sum(map(cpu_seconds, self.pids))
 
     def memory_mb(self) -> float:
         """Return the anonymous memory of its processes."""

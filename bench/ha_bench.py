@@ -45,6 +45,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.broker_bench import APACHE_CONF
+from bench.commands.loaded import cpu_seconds
 from bench.ha_load import QUEUES, TOPIC, Load
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, decode_fields
@@ -118,11 +119,7 @@ class Group:
 
     def cpu_seconds(self) -> tuple[float, float]:
         """Return the CPU seconds of master and slave."""
-        return _cpu_seconds(self.master[0].pid), _cpu_seconds(self.slave[0].pid) if self.slave else 0.0
-
-
-def _cpu_seconds(pid: int) -> float:
-    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3): exact, unlike /proc, which counts in 10 ms
+        return cpu_seconds(self.master[0].pid), cpu_seconds(self.slave[0].pid) if self.slave else 0.0
 
 
 @contextlib.contextmanager

@@ -40,8 +40,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from many_topics import cpu_seconds
-
+from bench.commands.loaded import cpu_seconds
 from rmqkit.client.producer.producer import Producer
 from rmqkit.protocol.message import Message
 from rmqkit.streams import Streams

@@ -25,6 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.commands.loaded import cpu_seconds
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.schemas.topics import CreateTopicRequest, DataVersion, TopicConfig, TopicConfigTable
@@ -33,15 +34,8 @@ from rmqkit.store.files import JsonFile
 from tests.interop.standalone import run_broker, run_name_server
 
 TIMEOUT_MS = 60_000
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 SETTLE_SECONDS = 2.0
 STOP_SECONDS = 60
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return user and system time of all threads of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
 
 def memory_mb(pid: int) -> float:

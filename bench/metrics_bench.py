@@ -44,6 +44,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from bench.commands.loaded import cpu_seconds
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import Command, FrameSplitter, decode_command, encode_command, request
 from rmqkit.protocol.record import BatchEntry, encode_batch
@@ -97,10 +100,6 @@ class Side:
         messages = rounds * at_a_time * messages_each
         self.per_second.setdefault(load, []).append(messages / (time.perf_counter() - started))
         self.cpu_us.setdefault(load, []).append((cpu_seconds(self.pid) - cpu) / messages * 1e6)
-
-
-def cpu_seconds(pid: int) -> float:
-    return time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3)
 
 
 @contextmanager

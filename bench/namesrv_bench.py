@@ -24,6 +24,7 @@ import uvloop
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from bench.commands.loaded import cpu_seconds
 from rmqkit.protocol.codes import RequestCode
 from rmqkit.protocol.command import request
 from rmqkit.protocol.schemas.brokers import RegisterBrokerBody, RegisterBrokerRequest
@@ -34,15 +35,8 @@ from tests.interop.kit import default_version, prepare
 from tests.interop.server_process import ServerProcess
 from tests.ports import free_port
 
-TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 IN_FLIGHT = 8
 READY_SECONDS = 60
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return user and system time of all threads of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
 
 
 async def register(client: RemotingClient, address: str, topics: list[str]) -> None:
@@ -80,7 +74,7 @@ async def measure(servers: dict[str, tuple[str, int]], arguments: argparse.Names
             before = cpu_seconds(pid)
             await ask(address, topics, arguments.connections, arguments.requests)
             if round_number:
-                figures[name].append(arguments.requests / max(cpu_seconds(pid) - before, 1 / TICKS_PER_SECOND))
+                figures[name].append(arguments.requests / (cpu_seconds(pid) - before))
     await client.close()
     return figures
 

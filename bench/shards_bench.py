@@ -42,7 +42,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from bench.broker_bench import cpu_seconds
+from bench.commands.loaded import cpu_seconds
 from bench.ha_load import Load
 from tests.interop.server_process import ServerProcess
 from tests.interop.standalone import RMQ, run_name_server
