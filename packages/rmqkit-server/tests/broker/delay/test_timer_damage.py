@@ -233,6 +233,22 @@ async def test_a_chain_that_ends_while_the_broker_runs_is_made_good(tmp_path, ca
     assert caplog.text.count(FROM_TOPIC) == 1
 
 
+@pytest.mark.parametrize("damage", [bytes(UNIT_BYTES), None], ids=["zeros", "another unit"])
+async def test_a_unit_that_is_damaged_after_its_chain_was_read_is_made_good(tmp_path, damage, caplog):
+    """The chain is read from newest to oldest, partly from memory, and its units are read again for the delivery."""
+    async with timed(tmp_path, timer_log_file_bytes=60_000) as one:
+        for number in range(400):
+            one.at(AHEAD_MS + number % 2 * STEP_MS, b"%d" % number, UNIQ_KEY=f"U{number}")
+        await one.on_wheel(400)
+        assert one.timer.state.files.log.unit(398 * UNIT_BYTES) is not None  # in memory from now on
+        other = first_log(tmp_path).read_bytes()[397 * UNIT_BYTES :][:UNIT_BYTES]
+        write_at(first_log(tmp_path), 398 * UNIT_BYTES, other if damage is None else damage)
+        await one.pass_ms(AHEAD_MS + 2 * STEP_MS)
+        await one.until(lambda: one.timer.pending == 0)
+        assert one.bodies() == bodies_of([*range(0, 400, 2), *range(1, 400, 2)])
+    assert caplog.text.count(FROM_TOPIC) == 1
+
+
 async def test_a_rebuild_begins_after_the_deliveries_before_it_are_on_the_disk(tmp_path, monkeypatch):
     """Its checkpoint covers them. After a power cut they would be lost otherwise."""
     seen = []

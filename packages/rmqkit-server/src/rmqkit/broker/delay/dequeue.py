@@ -174,9 +174,7 @@ class Dequeue:
             # A chain that leads forward, or into another second, is damaged and might never end.
             if unit is None or unit.time_ms != due.time_ms or unit.previous >= due.next_unit:
                 if due.next_unit >= log.queue.min_offset:
-                    if self._state.may_rebuild(due.time_ms):
-                        raise Broken(f"no unit for {due.time_ms} at {due.next_unit}, its chain ends")
-                    _log.error("timer log: no unit for %d at %d: its chain ends", due.time_ms, due.next_unit)
+                    self._miss(due, f"no unit for {due.time_ms} at {due.next_unit}, its chain ends")
                 due.next_unit = NONE
                 break
             if not unit.is_delete or not self._delete(due, unit):
@@ -187,6 +185,12 @@ class Dequeue:
             if count % _RUN == 0 and self._clock.monotonic_ms() >= until_ms:
                 return due.next_unit == NONE
         return True
+
+    def _miss(self, due: _Due, what: str) -> None:
+        """Log missing data, which a rebuild did not find. Raises Broken: there was no rebuild for this second yet."""
+        if self._state.may_rebuild(due.time_ms):
+            raise Broken(what)
+        _log.error("timed messages are skipped: %s", what)
 
     def _delete(self, due: _Due, unit: Unit) -> bool:
         """Record which message a marker deletes. Return False if the unit's record is a message, not a marker."""
@@ -203,19 +207,29 @@ class Dequeue:
     def _found(self, due: _Due, positions: Sequence[int]) -> list[_Ready | None]:
         """Return the message to put for each unit. Read the records in one piece where possible."""
         state = self._state
-        units = [state.files.log.unit(position) for position in positions]
+        units = [self._unit(due, position) for position in positions]
         copies = state.copies([(-1, 0) if unit is None else (unit.physical_offset, unit.size) for unit in units])
         return [
             None if unit is None else self._at(due, unit, state.decoded(copy, unit.physical_offset))
             for unit, copy in zip(units, copies, strict=True)
         ]
 
+    def _unit(self, due: _Due, position: int) -> Unit | None:
+        """Return a unit of the chain again. Return None if it was deleted or damaged since the chain was read."""
+        log = self._state.files.log
+        unit = log.unit(position)
+        if unit is not None and unit.time_ms == due.time_ms:
+            return unit
+        if position >= log.queue.min_offset:
+            self._miss(due, f"no unit for {due.time_ms} at {position} any more")
+        return None
+
     def _at(self, due: _Due, unit: Unit, record: Record | None) -> _Ready | None:
         """Return the message to put for a unit, or None if no message has to be put."""
         if record is None:
-            is_expired = unit.physical_offset < self._store.min_physical_offset
-            if not is_expired and self._state.may_rebuild(due.time_ms):
-                raise Broken(f"the commit log has no timed message of {unit.size} bytes at {unit.physical_offset}")
+            if unit.physical_offset >= self._store.min_physical_offset:
+                where = f"{unit.size} bytes at {unit.physical_offset}"
+                self._miss(due, f"the commit log has no timed message of {where}")
             return None
         if self._is_deleted(due, record) or record.queue_offset in self._state.left_out:
             return None
