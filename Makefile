@@ -113,7 +113,7 @@ examples: $(STAMP) ## twenty times the examples of each property, new ones in ea
 	@$(PYTEST) --hypothesis-profile=long -m "(hypothesis or faults) and not spark" --ignore=tests/interop --timeout=3600 $(ARGS)
 
 .PHONY: planted
-planted: $(STAMP) ## plant twelve faults one by one, and search for each with simulated clusters: at most two minutes of CPU for each; ARGS="timer POP" for some
+planted: $(STAMP) ## plant faults one by one, and search for each with simulated clusters: at most two minutes of CPU for each; ARGS="timer POP" for some
 	@$(BIN)/python -W ignore -m tests.simulation.planted $(ARGS)
 
 .PHONY: loop-held

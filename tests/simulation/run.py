@@ -181,8 +181,7 @@ class Run:
         return healed
 
     def _is_quiet(self) -> bool:
-        self._restart_lost()
-        if not all(server.broker is not None for server in self.cluster.brokers):
+        if self._restart_lost() or not all(server.broker is not None for server in self.cluster.brokers):
             return False
         if any(
             self.ledger.missing(group, TOPICS_OF[kind])
@@ -192,14 +191,19 @@ class Run:
             return False
         return self.query.is_settled and self._logs_equal() and not self._is_anything_being_sent()
 
-    def _restart_lost(self) -> None:
-        """Restart brokers whose page cache dropped bytes, as their logs ask for."""
+    def _restart_lost(self) -> bool:
+        """Restart brokers whose page cache dropped bytes, as their logs ask for. Return True until they stop."""
+        has_lost = False
         for server in self.cluster.brokers:
             failure = None if server.broker is None else server.broker.context.store.failure
-            if isinstance(failure, BytesLost) and self.lost.get(server.name) is not failure:
+            if not isinstance(failure, BytesLost):
+                continue
+            has_lost = True
+            if self.lost.get(server.name) is not failure:
                 self.lost[server.name] = failure
                 server.stop()
                 server.start_when_stopped()
+        return has_lost
 
     def _is_anything_being_sent(self) -> bool:
         alive = {f"{process.name} {process.number}" for process in self.world.processes if process.is_alive}

@@ -64,6 +64,7 @@ class Server:
         self.deaths = 0
         self.failures: list[str] = []
         self._is_wanted = False
+        self._starts_again = False
         self._stops: asyncio.Event | None = None
 
     @property
@@ -80,7 +81,7 @@ class Server:
 
     def stop(self) -> None:
         """Stop the server cleanly. It runs until its stop is complete: see `is_running`."""
-        self._is_wanted = False
+        self._is_wanted = self._starts_again = False
         if self.process is not None and self.process.is_alive:
             if self._stops is None:  # it has not begun
                 self.process.kill()
@@ -121,9 +122,15 @@ class Server:
         self.died()
 
     def start_when_stopped(self) -> None:
-        """Start the server as soon as its clean stop is complete."""
+        """Start the server as soon as its clean stop is complete, unless it is stopped again meanwhile."""
+        self._starts_again = True
+        self._start_again()
+
+    def _start_again(self) -> None:
+        if not self._starts_again:
+            return
         if self.is_running and not self._is_wanted:
-            self.world.after(_LOOK_SECONDS, self.start_when_stopped)
+            self.world.after(_LOOK_SECONDS, self._start_again)
         else:
             self.start()
 
